@@ -1,0 +1,89 @@
+"""Overhead of ``FPF.observe`` between finetunings, as a share of the training step, measured in one run.
+
+    python benchmarks/observe.py [--network resnet18|mlp] [--batch 32] [--steps 40] [--device cpu] [--out FILE]
+
+Every step is timed in two parts: the user's training step, and ``observe``. All observes count, those that end a window
+(which copy the parameters) too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import forgetless
+
+
+def measure(network: str, batch: int, steps: int, device: str) -> dict[str, object]:
+    torch.manual_seed(0)
+    if network == "resnet18":
+        model: torch.nn.Module = forgetless.networks.resnet18(10).to(device)
+        x = torch.rand(batch, 3, 32, 32, device=device)
+    else:
+        model = forgetless.networks.mlp(10).to(device)
+        x = torch.rand(batch, 1, 28, 28, device=device)
+    y = torch.randint(10, (batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    fpf = forgetless.FPF(model, capacity=500, window=20, distill=0.5)
+
+    def wait() -> float:
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    training = observing = 0.0
+    for step in range(-3, steps):  # three steps to warm up
+        start = wait()
+        logits = model(x)
+        optimizer.zero_grad()
+        F.cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        between = wait()
+        fpf.observe(x, y, logits)
+        end = wait()
+        if step >= 0:
+            training += between - start
+            observing += end - between
+    return {
+        "network": network,
+        "batch": batch,
+        "steps": steps,
+        "training_ms_per_step": round(1000 * training / steps, 4),
+        "observe_ms_per_step": round(1000 * observing / steps, 4),
+        "overhead_percent": round(100 * observing / training, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=("resnet18", "mlp"), default="resnet18")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, help="also write the result here, as JSON")
+    arguments = parser.parse_args()
+    result = measure(arguments.network, arguments.batch, arguments.steps, arguments.device)
+    result |= {
+        "command": "python benchmarks/" + Path(sys.argv[0]).name + " " + " ".join(sys.argv[1:]),
+        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()} CPU",
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "forgetless": forgetless.__version__,
+        },
+    }
+    print(json.dumps(result, indent=2))
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

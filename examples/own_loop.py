@@ -1,0 +1,92 @@
+"""A plain PyTorch loop on scikit-learn's digits, five tasks of two classes: without FPF, with FPF, with k-FPF.
+
+python examples/own_loop.py [--seeds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from statistics import mean, stdev
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+import forgetless
+
+EPOCHS, BATCH, LR = 5, 10, 0.1
+
+
+def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """1,797 real 8×8 images; every fifth is a test image."""
+    data = load_digits()
+    x = torch.tensor(data.data, dtype=torch.float32) / 16
+    y = torch.tensor(data.target, dtype=torch.int64)
+    test = torch.arange(len(x)) % 5 == 0
+    return x[~test], y[~test], x[test], y[test]
+
+
+def stream(x: Tensor, y: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of digits 0 and 1, then of 2 and 3, … ; the loop is not told where a task ends."""
+    generator = torch.Generator().manual_seed(seed)
+    for task in range(5):
+        rows = (y // 2 == task).nonzero().flatten()
+        for _ in range(EPOCHS):
+            for batch in rows[torch.randperm(len(rows), generator=generator)].split(BATCH):
+                yield x[batch], y[batch]
+
+
+def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], fpf: forgetless.FPF | None) -> None:
+    """A loop as one has it already, and two lines."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    for x, y in batches:
+        logits = model(x)
+        loss = F.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if fpf:
+            fpf.observe(x, y, logits)
+    if fpf:
+        fpf.finish()
+
+
+def run(seed: int, way: str) -> tuple[float, forgetless.FPF | None]:
+    """Test accuracy in percent, over all ten classes, after the last task."""
+    x, y, test_x, test_y = digits()
+    torch.manual_seed(seed)
+    model = forgetless.networks.mlp(classes=10, inputs=64)
+    fpf = None
+    if way == "FPF":
+        fpf = forgetless.FPF(model, capacity=200, seed=seed)
+    elif way == "k-FPF":
+        fpf = forgetless.FPF(model, capacity=200, every=50, seed=seed)
+    elif way == "k-FPF-KD":
+        fpf = forgetless.FPF(model, capacity=200, every=50, distill=0.1, seed=seed)
+    train(model, stream(x, y, seed), fpf)
+    with torch.no_grad():
+        return 100 * (model(test_x).argmax(1) == test_y).float().mean().item(), fpf
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="digits in five tasks: plain SGD, FPF, k-FPF")
+    parser.add_argument("--seeds", type=int, default=5)
+    seeds = range(parser.parse_args().seeds)
+    torch.set_num_threads(1)  # the batches are too small to share
+    fpf = None
+    print("test accuracy in % after five tasks of two digits, buffer of 200 images")
+    for way in ("SGD alone", "FPF", "k-FPF", "k-FPF-KD"):
+        accuracies = []
+        for seed in seeds:
+            accuracy, fpf = run(seed, way)
+            accuracies.append(accuracy)
+        spread = f" ± {stdev(accuracies):.1f}" if len(accuracies) > 1 else ""
+        print(f"{way:<10} {mean(accuracies):5.1f}{spread}  ({len(accuracies)} seeds)")
+    if fpf:
+        print(f"\nforgetting profile of the last run\n{fpf.profile()}")
+
+
+if __name__ == "__main__":
+    main()

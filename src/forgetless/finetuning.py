@@ -1,0 +1,287 @@
+"""Finetune chosen tensors of a network on a buffer, and nothing else.
+
+Zhao et al. (2023), Algorithms 1 and 2: a fresh SGD without momentum, cosine annealing from ``lr`` to 0, batches of 32
+drawn from the buffer without replacement. The loss is cross-entropy, or with ``distill`` = λ > 0 (k-FPF-KD)
+
+    CE(y, f(x)) + λ · MSE(z, f(x)),   z the logits stored with x.
+
+Batch norm: chosen weights and biases take gradients. Where the running statistics are chosen, those layers run in
+training mode and update them; where they are not, the layers run in evaluation mode and the statistics stay. Every
+other module runs in training mode. Exactly the chosen tensors move (with chosen statistics, their counter of batches
+moves too).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forgetless.buffer import Buffer
+from forgetless.grouping import float_tensors, unwrap
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Forward = Callable[[nn.Module, Any], Tensor]
+Augment = Callable[[Any], Any]
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the weights became infinite or NaN during finetuning; the network was put back as it was before."""
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a finetuning did: its losses, one a step, and the tensors it moved."""
+
+    losses: tuple[float, ...]
+    names: tuple[str, ...]
+
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
+
+
+def call(model: nn.Module, x: Any) -> Tensor:
+    """Logits of ``model`` for ``x``: a tensor, or a mapping that becomes keyword arguments (Hugging Face's batches)."""
+    output = model(**x) if isinstance(x, Mapping) else model(x)
+    if isinstance(output, Mapping) and "logits" in output:
+        output = output["logits"]
+    if not isinstance(output, Tensor):
+        raise TypeError(
+            f"the network returned {type(output).__name__}, not a tensor of logits: give forward=(model, x) -> logits"
+        )
+    return output
+
+
+@contextmanager
+def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter]]:
+    """Within: exactly the parameters in ``names`` take gradients, exactly the statistics in ``names`` are updated.
+
+    Gives those parameters. On leaving, every ``requires_grad`` flag and train/eval mode is as it was.
+    """
+    network = unwrap(model)
+    parameters = dict(network.named_parameters())
+    _check_names(network, names)
+    flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    modes = [(module, module.training) for module in model.modules()]
+    chosen = [parameters[name] for name in parameters if name in set(names)]
+    try:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in set(names))
+        model.train()
+        for path, module in network.named_modules():
+            statistics = _statistics(path, module)
+            if statistics and not statistics <= set(names):
+                module.training = False
+        yield chosen
+    finally:
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(flags[name])
+        for module, mode in modes:
+            module.training = mode
+
+
+def finetune(
+    model: nn.Module,
+    buffer: Buffer,
+    names: Collection[str],
+    steps: int = 300,
+    lr: float = 0.05,
+    distill: float = 0.0,
+    *,
+    batch: int = 32,
+    augment: Augment | None = None,
+    loss: Loss | None = None,
+    forward: Forward = call,
+    autocast: torch.dtype | None = None,
+    generator: torch.Generator | None = None,
+) -> Finetuned:
+    """Finetune the tensors ``names`` of ``model`` on ``buffer`` (columns ``x`` or ``x.<key>``, ``y``, ``logits``).
+
+    ``augment`` is applied to the drawn ``x``, ``loss(logits, y)`` takes the place of cross-entropy, ``autocast`` runs
+    the forward pass in that dtype, ``generator`` draws (default: the buffer's own). Gradients of the user's
+    (``.grad``), the optimiser, ``requires_grad`` flags, train/eval modes and random states are left as found. If the
+    loss or a weight becomes infinite or NaN, the network is put back as it was and ``NonFiniteError`` names the step.
+    A parameter with ``requires_grad=False`` on entry stays frozen. Not for networks with reentrant activation
+    checkpointing, which torch's ``autograd.grad`` refuses. The host reads the losses once, at the end.
+    """
+    check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
+    if not len(buffer):
+        raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
+    if distill and "logits" not in buffer.columns:
+        raise ValueError(
+            f"distill is {distill}, which needs the column 'logits'; the buffer has {', '.join(buffer.columns)}"
+        )
+    generator = generator or buffer.generator
+    network = unwrap(model)
+    names = _trainable(network, names)
+    device = next(network.parameters()).device
+    moving = _moving(network, names)
+    before = {name: tensor.detach().clone() for name, tensor in moving.items()}
+    losses = torch.zeros(steps, device=device)
+    criterion = F.cross_entropy if loss is None else loss
+    with untouched_randomness(generator), torch.enable_grad(), _eager():
+        with only(model, names) as parameters:
+            try:
+                for step in range(steps):
+                    rows = {name: column.to(device) for name, column in buffer.draw(batch, generator).items()}
+                    x, y = unpack(rows), rows["y"]
+                    context = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
+                    with context:
+                        logits = forward(model, x if augment is None else augment(x))
+                        if step == 0 and loss is None:
+                            check_labels(buffer["y"], logits)
+                        value = criterion(logits, y)
+                        if distill:
+                            value = value + distill * F.mse_loss(logits.float(), rows["logits"].float())
+                    losses[step] = value.detach()
+                    rate = lr / 2 * (1 + math.cos(math.pi * step / steps))
+                    gradients = torch.autograd.grad(value, parameters, allow_unused=True) if parameters else ()
+                    with torch.no_grad():
+                        for parameter, gradient in zip(parameters, gradients, strict=True):
+                            if gradient is not None:
+                                parameter.add_(gradient, alpha=-rate)
+                _check_finite(losses, {name: float_tensors(network)[name] for name in names})
+            except BaseException:
+                with torch.no_grad():
+                    for name, tensor in moving.items():
+                        tensor.copy_(before[name])
+                raise
+    return Finetuned(tuple(losses.tolist()), tuple(names))
+
+
+def pack(x: Tensor | Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
+    """A batch as columns of a buffer: ``x`` (a mapping becomes ``x.<key>``) and ``y``."""
+    inputs = {f"x.{key}": value for key, value in x.items()} if isinstance(x, Mapping) else {"x": x}
+    return {**inputs, "y": y}
+
+
+def unpack(rows: Mapping[str, Tensor]) -> Any:
+    """The input among a buffer's columns: ``x``, or a mapping of the columns ``x.<key>``."""
+    if "x" in rows:
+        return rows["x"]
+    return {name.removeprefix("x."): column for name, column in rows.items() if name.startswith("x.")}
+
+
+def check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+
+
+def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocast: torch.dtype | None) -> None:
+    check_whole("steps", steps)
+    check_whole("batch", batch)
+    if not (math.isfinite(lr) and lr > 0):
+        raise ValueError(f"lr is {lr!r}; it must be a finite number above 0")
+    if not (math.isfinite(distill) and distill >= 0):
+        raise ValueError(f"distill is {distill!r}; it must be a finite number of 0 or more")
+    if autocast == torch.float16:
+        raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
+
+
+def check_labels(y: Tensor, logits: Tensor) -> None:
+    """An error if class labels do not index the columns of ``logits``. The host waits here."""
+    if y.is_floating_point() or not y.numel():
+        return
+    classes = logits.shape[1]
+    low, high = torch.stack(y.aminmax()).tolist()
+    if low < 0 or high >= classes:
+        raise ValueError(
+            f"labels from {low} to {high}; the network has {classes} outputs, so they must be 0 to {classes - 1}"
+        )
+
+
+@contextmanager
+def untouched_randomness(generator: torch.Generator) -> Iterator[None]:
+    """Within, the global random states (torch's on CPU and CUDA, ``random``, numpy's) start from a number drawn from
+    ``generator``; augmentation and dropout draw from them. On leaving they are as they were.
+    """
+    seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _eager() -> AbstractContextManager[None]:
+    """Run a compiled network uncompiled: frozen layers and modes would make ``torch.compile`` start again each time."""
+    if "torch._dynamo" not in sys.modules:  # importing it only to switch it off would take seconds
+        return nullcontext()
+    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+def _trainable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
+    """``names`` less the parameters that are frozen; an error if nothing is left."""
+    _check_names(network, names)
+    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    left = tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
+    if not left:
+        raise ValueError(
+            f"nothing to finetune: of the {len(names)} tensors named, all are frozen (requires_grad=False)"
+        )
+    return left
+
+
+def _check_names(network: nn.Module, names: Collection[str]) -> None:
+    known = float_tensors(network)
+    for name in names:
+        if name not in known:
+            raise ValueError(f"the network has no parameter or float buffer named {name!r}")
+    for path, module in network.named_modules():
+        statistics = _statistics(path, module)
+        if statistics & set(names) and not statistics <= set(names):
+            missing = ", ".join(sorted(statistics - set(names)))
+            raise ValueError(f"the statistics of {path} move together: also name {missing}, or none of them")
+
+
+def _statistics(path: str, module: nn.Module) -> set[str]:
+    """Names of the float buffers a module holds itself."""
+    prefix = f"{path}." if path else ""
+    return {prefix + name for name, buffer in module.named_buffers(recurse=False) if buffer.is_floating_point()}
+
+
+def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
+    """The tensors that may move: the chosen ones, and the counters beside chosen statistics."""
+    tensors = float_tensors(network)
+    moving = {name: tensors[name] for name in names}
+    for path, module in network.named_modules():
+        if _statistics(path, module) & set(names):
+            prefix = f"{path}." if path else ""
+            moving.update((prefix + name, buffer) for name, buffer in module.named_buffers(recurse=False))
+    return moving
+
+
+def _check_finite(losses: Tensor, tensors: Mapping[str, Tensor]) -> None:
+    bad = (~losses.isfinite()).nonzero()
+    if len(bad):
+        step = int(bad[0])
+        raise NonFiniteError(
+            f"the loss became {losses[step].item()} at step {step + 1} of {len(losses)} of the finetuning; "
+            "the network is as it was before it. Try a smaller lr"
+        )
+    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise NonFiniteError(
+            f"{broken[0]} became infinite or NaN at the last of {len(losses)} steps of the finetuning; "
+            "the network is as it was before it. Try a smaller lr"
+        )

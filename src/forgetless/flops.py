@@ -1,0 +1,116 @@
+"""FLOPs of one call, by torch's own counter, and a ledger that adds them up by phase.
+
+One multiply-add is 2 FLOPs; matrix products, convolutions and attention count, elementwise work does not. What is not
+computed is not counted: a frozen layer has no weight gradient, below the lowest trained layer there is no backward
+pass, and the first layer has no gradient of its input. The paper's tables take full training as 3 times the forward
+pass (``nominal_flops``), which counts that last one too: 0.1 % more than what is computed for ResNet-18, 41 % for the
+MLP.
+
+Two corrections of torch's counter: the weight gradient of a grouped convolution, which it multiplies by the number of
+groups, and attention on the CPU, which it leaves out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import flop_counter
+from torch.utils.flop_counter import FlopCounterMode
+
+
+def count(call: Callable[[], object]) -> int:
+    """FLOPs of everything ``call()`` runs, forward and backward. On meta tensors nothing is computed, only counted."""
+    with _no_fast_path(), FlopCounterMode(display=False, custom_mapping=_CORRECTIONS) as counter:
+        call()
+    total: int = counter.get_total_flops()
+    return total
+
+
+def forward_flops(model: nn.Module, x: Tensor) -> int:
+    """FLOPs of ``model(x)`` without gradients; counted on a copy on the meta device, so nothing is computed."""
+    network, x = _on_meta(model, x)
+    with torch.no_grad():
+        return count(lambda: network(x))
+
+
+def training_flops(model: nn.Module, x: Tensor) -> int:
+    """FLOPs of the forward and backward pass for ``model(x)``, by the ``requires_grad`` flags as they are.
+
+    Within ``only(model, names)`` that is the cost of one step of finetuning. Nothing is computed.
+    """
+    network, x = _on_meta(model, x)
+    return count(lambda: network(x).sum().backward())
+
+
+def nominal_flops(model: nn.Module, x: Tensor) -> int:
+    """Full training by the paper's convention: backward = 2 × forward, 6 FLOPs per multiply-add and example."""
+    return 3 * forward_flops(model, x)
+
+
+class Ledger:
+    """FLOPs by phase: each entry is the cost of one call and how often it was made."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, dict[int, int]] = {}
+
+    def add(self, phase: str, flops: int, calls: int = 1) -> None:
+        if flops < 0 or calls < 0:
+            raise ValueError(f"phase {phase!r}: flops is {flops} and calls is {calls}; neither can be negative")
+        costs = self._calls.setdefault(phase, {})
+        costs[flops] = costs.get(flops, 0) + calls
+
+    def flops(self, phase: str | None = None) -> int:
+        """FLOPs of a phase, or of all."""
+        phases = self._calls if phase is None else {phase: self._calls.get(phase, {})}
+        return sum(flops * calls for costs in phases.values() for flops, calls in costs.items())
+
+    def to_dict(self) -> dict[str, int]:
+        return {phase: self.flops(phase) for phase in self._calls}
+
+
+def _on_meta(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
+    return copy.deepcopy(model).to("meta"), x.detach().to("meta")
+
+
+@contextmanager
+def _no_fast_path() -> Any:
+    """The fused layers of ``nn.TransformerEncoder`` in evaluation mode hide their matrix products from the counter."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+def _convolution_backward(
+    grad_out: list[int], x: list[int], weight: list[int], *args: Any, out_shape: Any = None, **kwargs: Any
+) -> int:
+    """Each of the gradients of input and weight costs what the forward pass costs, whatever the number of groups."""
+    transposed, mask = args[4], args[7]
+    forward: int = flop_counter.conv_flop_count(x, weight, grad_out, transposed=transposed)
+    return forward * (int(mask[0]) + int(mask[1]))
+
+
+def _attention(query: list[int], key: list[int], value: list[int], *args: Any, **kwargs: Any) -> int:
+    flops: int = flop_counter.sdpa_flop_count(query, key, value)
+    return flops
+
+
+def _attention_backward(
+    grad_out: list[int], query: list[int], key: list[int], value: list[int], *args: Any, **kwargs: Any
+) -> int:
+    flops: int = flop_counter.sdpa_backward_flop_count(grad_out, query, key, value)
+    return flops
+
+
+_CORRECTIONS = {
+    torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}

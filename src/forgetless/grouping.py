@@ -1,0 +1,222 @@
+"""A network's parameters and float buffers, parted into named groups.
+
+The three networks of the paper have tables. Any other ``nn.Module`` gets groups derived from module types and depth:
+
+    stem          the first layer, or all that comes before the first block (embeddings, class token, positions)
+    block1 …      by depth: the stages or repeated layers of the network, else one layer each
+    norm.affine   weights and biases of every normalisation layer
+    norm.stats    their running mean and variance
+    head          the last linear layer (or convolution)
+    buffers       float buffers that belong to no normalisation layer
+
+Every tensor is in exactly one group; a tied weight is there once, under the first of its names. Names are those of
+``named_parameters()`` and ``named_buffers()`` of the network itself, without the prefix ``torch.compile`` or
+``DistributedDataParallel`` puts before them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from forgetless.networks import MLP, VGG11, ResNet
+
+Groups = dict[str, tuple[str, ...]]
+
+_BATCH_NORM = r"(.*\.)?(bn\d|shortcut\.1)"
+TABLES: Mapping[type[nn.Module], tuple[tuple[str, str], ...]] = {
+    MLP: ((r"\1", r"(fc\d+)\..*"),),
+    ResNet: (
+        ("bn.affine", _BATCH_NORM + r"\.(weight|bias)"),
+        ("bn.stats", _BATCH_NORM + r"\.running_(mean|var)"),
+        (r"\1", r"(conv1|block\d|fc)\..*"),
+    ),
+    VGG11: ((r"\1", r"(conv1|block\d|fc\d)\..*"),),
+}
+
+HEAD_NAMES = ("head", "heads", "fc", "classifier", "lm_head", "score", "output", "logits")
+
+
+def groups(model: nn.Module, head: str | None = None) -> Groups:
+    """``{group: names of its tensors}``, a partition; groups in the order of depth, normalisation and head last.
+
+    ``head`` names the module of the output layer where it cannot be recognised.
+    """
+    network = unwrap(model)
+    tensors = float_tensors(network)
+    if not tensors:
+        raise ValueError(f"{type(network).__name__} has neither parameters nor float buffers to group")
+    for kind, table in TABLES.items():
+        if isinstance(network, kind) and head is None:
+            return _sorted(_by_table(tensors, table))
+    return _sorted(_derived(network, tensors, head))
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network itself, inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``."""
+    while True:
+        children = dict(model.named_children())
+        if type(model).__name__ == "OptimizedModule" and "_orig_mod" in children:
+            model = children["_orig_mod"]
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = children["module"]
+        else:
+            return model
+
+
+def float_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and every float buffer by name, tied ones once."""
+    tensors: dict[str, Tensor] = dict(network.named_parameters())
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
+    tensors.update((name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point())
+    return tensors
+
+
+def counts(model: nn.Module, groups: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Parameters in each group; buffers, such as batch-norm statistics, do not count as parameters."""
+    sizes = {name: parameter.numel() for name, parameter in unwrap(model).named_parameters()}
+    return {group: sum(sizes.get(name, 0) for name in names) for group, names in groups.items()}
+
+
+def is_norm(module: nn.Module) -> bool:
+    """A normalisation layer: one of torch's, or a leaf whose class says so (Hugging Face, timm, a user's own)."""
+    named = "norm" in type(module).__name__.lower()
+    return named and not _is_composite(module)
+
+
+def _by_table(tensors: Mapping[str, Tensor], table: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    for name in tensors:
+        match, group = next((m, group) for group, pattern in table if (m := re.fullmatch(pattern, name)))
+        parts.setdefault(match.expand(group), []).append(name)
+    return parts
+
+
+def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None) -> dict[str, list[str]]:
+    parameters = {name for name, _ in network.named_parameters()}
+    owner: dict[str, str] = {}  # tensor -> group, for the groups that module types decide
+    for path, module in network.named_modules():
+        if is_norm(module):
+            for name in _own(path, module, tensors):
+                owner[name] = "norm.affine" if name in parameters else "norm.stats"
+    owner.update((name, "buffers") for name in tensors if name not in parameters and name not in owner)
+    path = _head(network, head)
+    own = {id(tensor) for tensor in network.get_submodule(path).parameters(recurse=head is not None)}
+    owner.update((name, "head") for name, tensor in tensors.items() if id(tensor) in own)
+
+    body = [name for name in tensors if name not in owner]
+    units: dict[str, list[str]] = {}
+    paths = list(_units(network, "", set(body)))
+    modules = {path for path, _ in network.named_modules()}
+    for name in body:
+        units.setdefault(next(path for path in paths if _below(name, path)), []).append(name)
+    ordered = [path for path in paths if path in units]
+    first_block = _first_block([network.get_submodule(path) if path in modules else None for path in ordered])
+    parts: dict[str, list[str]] = {}
+    for i, path in enumerate(ordered):
+        group = "stem" if i < first_block else f"block{i - first_block + 1}"
+        parts.setdefault(group, []).extend(units[path])
+    for name, group in owner.items():
+        parts.setdefault(group, []).append(name)
+    return parts
+
+
+def _head(network: nn.Module, head: str | None) -> str:
+    """The path of the output layer: as given, or the last linear one below a child of a usual name, or of all."""
+    paths = {path for path, _ in network.named_modules()}
+    if head is not None:
+        if head not in paths or not any(True for _ in network.get_submodule(head).parameters()):
+            raise ValueError(f"head={head!r} is not a module with parameters of {type(network).__name__}")
+        return head
+    layers = [
+        (path, module)
+        for path, module in network.named_modules(remove_duplicate=False)
+        if any(True for _ in module.parameters(recurse=False)) and not is_norm(module)
+    ]
+    linear = [path for path, module in layers if _is_linear(module)]
+    usual = [path for path in linear if path.split(".")[0] in HEAD_NAMES]
+    if usual:
+        return usual[-1]
+    if linear and layers[-1][0] == linear[-1]:
+        return linear[-1]
+    raise ValueError(
+        f"{type(network).__name__} has no recognisable head: its last layer with parameters is not a linear layer or a "
+        f"convolution. Name the module of the output layer, head='…', or give the groups, grouping={{group: names}}"
+    )
+
+
+def _is_linear(module: nn.Module) -> bool:
+    kinds = nn.Linear | nn.Bilinear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    return isinstance(module, kinds) or "linear" in type(module).__name__.lower()
+
+
+def _units(module: nn.Module, path: str, body: set[str]) -> Iterator[str]:
+    """Paths of the parts of the body, in order: stages or repeated layers where there are any, else single layers."""
+    prefix = f"{path}." if path else ""
+    yield from (prefix + name for name, _ in module.named_parameters(recurse=False))
+    children = [
+        (prefix + name, child)
+        for name, child in module.named_children()
+        if any(_below(tensor, prefix + name) for tensor in body)
+    ]
+    repeated = Counter(type(child) for _, child in children if _is_composite(child))
+    stages = max(repeated.values(), default=0) >= 3
+    for child_path, child in children:
+        plain = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        if not stages and (plain or len(children) == 1 or _has_repeated(child)):
+            yield from _units(child, child_path, body)
+        else:
+            yield child_path
+
+
+def _has_repeated(module: nn.Module) -> bool:
+    """Whether somewhere below there are two or more sibling modules of one type that have children themselves."""
+    for below in module.modules():
+        kinds = Counter(type(child) for child in below.children() if _is_composite(child))
+        if max(kinds.values(), default=0) >= 2:
+            return True
+    return False
+
+
+def _first_block(units: Sequence[nn.Module | None]) -> int:
+    """Where the stem ends: at the first composite unit after the first unit, else after that one.
+
+    There is no stem where the first unit is already one of the repeated layers, as in T5, whose embedding is its head.
+    """
+    kinds = [type(unit) if unit and _is_composite(unit) else None for unit in units]
+    usual = max(filter(None, kinds), key=kinds.count, default=None)
+    if usual and kinds[0] is usual and kinds.count(usual) > 1:
+        return 0
+    return next((i for i, kind in enumerate(kinds) if i and kind), 1)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children())
+
+
+def _own(path: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    prefix = f"{path}." if path else ""
+    names = [name for name, _ in module.named_parameters(recurse=False)]
+    names += [name for name, _ in module.named_buffers(recurse=False)]
+    return [prefix + name for name in names if prefix + name in tensors]
+
+
+def _below(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
+
+
+def _sorted(parts: Mapping[str, list[str]]) -> Groups:
+    """Body by depth, then normalisation, then the head, then what is left."""
+
+    def key(group: str) -> tuple[int, int]:
+        stem, number = re.fullmatch(r"(.*?)(\d*)", group).groups()  # type: ignore[union-attr]
+        kinds = ("stem", "conv", "block", "bn.affine", "bn.stats", "norm.affine", "norm.stats", "fc", "head", "buffers")
+        return kinds.index(stem), int(number or 0)
+
+    return {group: tuple(parts[group]) for group in sorted(parts, key=key)}

@@ -1,0 +1,7 @@
+"""The networks of the paper. Each has ``features(x)``, what its last layer sees, beside ``forward``."""
+
+from forgetless.networks.perceptron import MLP, mlp
+from forgetless.networks.resnet import ResNet, resnet18, resnet18_imagenet
+from forgetless.networks.vgg import VGG11, vgg11
+
+__all__ = ["MLP", "VGG11", "ResNet", "mlp", "resnet18", "resnet18_imagenet", "vgg11"]

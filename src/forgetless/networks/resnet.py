@@ -1,0 +1,69 @@
+"""ResNet-18 (He et al., 2016) in the two forms the paper uses.
+
+The small-image form has a 3×3 stride-1 stem and no pooling after it: 11,173,962 parameters at 10 classes. The ImageNet
+form has a 7×7 stride-2 stem and a 3×3 stride-2 max-pool. Both start from PyTorch's default initialisation.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != width:
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """``conv1``, ``bn1``, ``block1`` … ``block4``, ``fc``; two basic blocks each, widths w, 2w, 4w, 8w."""
+
+    def __init__(self, classes: int, channels: int, width: int, *, imagenet: bool) -> None:
+        super().__init__()
+        if imagenet:
+            self.conv1 = nn.Conv2d(channels, width, 7, 2, 3, bias=False)
+            self.pool: nn.Module = nn.MaxPool2d(3, 2, 1)
+        else:
+            self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+            self.pool = nn.Identity()
+        self.bn1 = nn.BatchNorm2d(width)
+        self.block1 = _stage(width, width, 1)
+        self.block2 = _stage(width, 2 * width, 2)
+        self.block3 = _stage(2 * width, 4 * width, 2)
+        self.block4 = _stage(4 * width, 8 * width, 2)
+        self.fc = nn.Linear(8 * width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the last layer sees: the spatial mean of ``block4``."""
+        x = self.pool(F.relu(self.bn1(self.conv1(x))))  # (batch, width, height, width)
+        x = self.block4(self.block3(self.block2(self.block1(x))))
+        return x.mean((2, 3))  # (batch, 8 × width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.features(x))
+        return logits
+
+
+def _stage(channels: int, width: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(BasicBlock(channels, width, stride), BasicBlock(width, width, 1))
+
+
+def resnet18(classes: int, channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-18 for small images (28×28 to 64×64)."""
+    return ResNet(classes, channels, width, imagenet=False)
+
+
+def resnet18_imagenet(classes: int, channels: int = 3, width: int = 64) -> ResNet:
+    """ResNet-18 for images of about 224×224."""
+    return ResNet(classes, channels, width, imagenet=True)

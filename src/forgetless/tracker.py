@@ -1,0 +1,160 @@
+"""Remembers where the parameters were, and writes down how far they have moved.
+
+``Tracker.mark()`` ends an epoch, or a window of steps that stands for one; ``boundary()`` says that a new task begins.
+Each mark gives a row of changes since the mark before, and, where the previous task had an epoch of the same number, a
+row of changes since then (the paper's C_ℓ). Rows stay on the device until they are read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from forgetless import dynamics
+from forgetless.grouping import float_tensors
+
+
+class Row(NamedTuple):
+    """The changes of all tensors, in the tracker's order, up to the end of this epoch of this task (both from 1)."""
+
+    task: int
+    epoch: int
+    changes: Tensor
+
+
+class Tracker:
+    """Follows the tensors ``names`` of a network through tasks and epochs.
+
+    Task-to-task changes are taken at the first ``epochs`` epochs of each task (1: the paper's early epochs; None: all).
+    Memory: one copy of the tensors, and one for each of those epochs. ``keep`` bounds the rows held (None: all).
+    """
+
+    def __init__(
+        self, network: nn.Module, names: Sequence[str], epochs: int | None = 1, keep: int | None = 1000
+    ) -> None:
+        self._network = network
+        self.names = tuple(names)
+        self._epochs = epochs
+        self.task = 1
+        self.epoch = 0
+        self.between_epochs: deque[Row] = deque(maxlen=keep)
+        self.between_tasks: deque[Row] = deque(maxlen=keep)
+        self._last: dict[str, Tensor] | None = None
+        self._first: dict[int, tuple[int, dict[str, Tensor]]] = {}  # epoch -> the latest task that reached it, snapshot
+
+    @torch.no_grad()
+    def snapshot(self) -> dict[str, Tensor]:
+        tensors = float_tensors(self._network)
+        for name in self.names:
+            if name not in tensors:
+                raise ValueError(f"the network no longer has {name}, which is being tracked")
+        return {name: tensors[name].detach().clone() for name in self.names}
+
+    def start(self) -> None:
+        """Count the next row's changes from here: when training starts, and after a finetuning, which is none."""
+        self._last = self.snapshot()
+
+    def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
+        """End an epoch; gives the row of changes since the last mark, or None where nothing came before it.
+
+        ``begins_task`` may look at that row and say that this epoch was already the first of a new task.
+        """
+        self.epoch += 1
+        now = self.snapshot()
+        row = None
+        if self._last is not None:
+            row = Row(self.task, self.epoch, _row(now, self._last))
+            if begins_task is not None and begins_task(row):
+                self.boundary()
+                self.epoch = 1
+                row = Row(self.task, self.epoch, row.changes)
+            self.between_epochs.append(row)
+        self._last = now
+        if self._epochs is None or self.epoch <= self._epochs:
+            task, before = self._first.get(self.epoch, (self.task, now))
+            if task == self.task - 1:
+                self.between_tasks.append(Row(self.task, self.epoch, _row(now, before)))
+            self._first[self.epoch] = (self.task, now)
+        return row
+
+    def boundary(self) -> None:
+        """A new task begins: the next mark ends its first epoch."""
+        self.task += 1
+        self.epoch = 0
+
+    def task_changes(self) -> dict[str, float]:
+        """C of each tensor: the mean over all rows between tasks; empty while there is none. The host waits here."""
+        if not self.between_tasks:
+            return {}
+        mean = torch.stack([row.changes for row in self.between_tasks]).mean(0)
+        return dict(zip(self.names, mean.tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.task,
+            "epoch": self.epoch,
+            "last": self._last,
+            "first": {epoch: [task, snapshot] for epoch, (task, snapshot) in self._first.items()},
+            "between_epochs": [list(row) for row in self.between_epochs],
+            "between_tasks": [list(row) for row in self.between_tasks],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        tensors = float_tensors(self._network)
+
+        def here(snapshot: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
+                raise ValueError("the state was saved from another network: its tensors have other names or shapes")
+            return {name: value.to(tensors[name], copy=True) for name, value in snapshot.items()}
+
+        last = None if state["last"] is None else here(state["last"])
+        first = {epoch: (task, here(snapshot)) for epoch, (task, snapshot) in state["first"].items()}
+        device = tensors[self.names[0]].device
+        self.task, self.epoch, self._last, self._first = state["task"], state["epoch"], last, first
+        for name in ("between_epochs", "between_tasks"):
+            rows: deque[Row] = getattr(self, name)
+            rows.clear()
+            rows.extend(Row(task, epoch, values.to(device, copy=True)) for task, epoch, values in state[name])
+
+
+class Detector:
+    """``dynamics.boundaries`` one window at a time: remembers the recent windows and the highest of the task."""
+
+    def __init__(
+        self, settle: int = dynamics.SETTLE, jump: float = dynamics.JUMP, floor: float = dynamics.FLOOR
+    ) -> None:
+        self._jump, self._floor = jump, floor
+        self._recent: deque[list[float]] = deque(maxlen=settle)
+        self._highest: list[float] = []
+
+    def see(self, row: Sequence[float]) -> bool:
+        """Whether this window begins a new task."""
+        settled = len(self._recent) == self._recent.maxlen
+        begins = settled and dynamics.is_boundary(row, list(self._recent), self._highest, self._jump, self._floor)
+        if begins:
+            self.restart()
+        self._recent.append(list(row))
+        self._highest = [max(pair) for pair in zip(row, self._highest or row, strict=True)]
+        return begins
+
+    def restart(self) -> None:
+        """Forget the windows seen: a boundary was told, or a finetuning has come between."""
+        self._recent.clear()
+        self._highest = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"recent": [list(row) for row in self._recent], "highest": list(self._highest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.restart()
+        self._recent.extend(list(row) for row in state["recent"])
+        self._highest = list(state["highest"])
+
+
+def _row(now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
+    values = list(dynamics.changes(now, before).values())
+    return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
