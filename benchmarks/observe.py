@@ -9,9 +9,6 @@ Every step is timed in two parts: the user's training step, and ``observe``. All
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import forgetless
+from provenance import provenance, publish
 
 
 def measure(network: str, batch: int, steps: int, device: str) -> dict[str, object]:
@@ -43,7 +41,7 @@ def measure(network: str, batch: int, steps: int, device: str) -> dict[str, obje
         start = wait()
         logits = model(x)
         optimizer.zero_grad()
-        F.cross_entropy(logits, y).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(logits, y).backward()
         optimizer.step()
         between = wait()
         fpf.observe(x, y, logits)
@@ -70,19 +68,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the result here, as JSON")
     arguments = parser.parse_args()
     result = measure(arguments.network, arguments.batch, arguments.steps, arguments.device)
-    result |= {
-        "command": "python benchmarks/" + Path(sys.argv[0]).name + " " + " ".join(sys.argv[1:]),
-        "device": torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()} CPU",
-        "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "forgetless": forgetless.__version__,
-        },
-    }
-    print(json.dumps(result, indent=2))
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    publish(result | provenance(arguments.device), arguments.out)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from statistics import mean, stdev
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,12 @@ from torch import Tensor, nn
 import forgetless
 
 EPOCHS, BATCH, LR = 5, 10, 0.1
+WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain SGD
+    "SGD alone": None,
+    "FPF": {"capacity": 200},
+    "k-FPF-CE": {"capacity": 200, "every": 50},
+    "k-FPF-KD": {"capacity": 200, "every": 50, "distill": 0.1},
+}
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -45,7 +52,7 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], fpf: forge
         logits = model(x)
         loss = F.cross_entropy(logits, y)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         if fpf:
             fpf.observe(x, y, logits)
@@ -58,13 +65,8 @@ def run(seed: int, way: str) -> tuple[float, forgetless.FPF | None]:
     x, y, test_x, test_y = digits()
     torch.manual_seed(seed)
     model = forgetless.networks.mlp(classes=10, inputs=64)
-    fpf = None
-    if way == "FPF":
-        fpf = forgetless.FPF(model, capacity=200, seed=seed)
-    elif way == "k-FPF":
-        fpf = forgetless.FPF(model, capacity=200, every=50, seed=seed)
-    elif way == "k-FPF-KD":
-        fpf = forgetless.FPF(model, capacity=200, every=50, distill=0.1, seed=seed)
+    settings = WAYS[way]
+    fpf = None if settings is None else forgetless.FPF(model, seed=seed, **settings)
     train(model, stream(x, y, seed), fpf)
     with torch.no_grad():
         return 100 * (model(test_x).argmax(1) == test_y).float().mean().item(), fpf
@@ -77,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the batches are too small to share
     fpf = None
     print("test accuracy in % after five tasks of two digits, buffer of 200 images")
-    for way in ("SGD alone", "FPF", "k-FPF", "k-FPF-KD"):
+    for way in WAYS:
         accuracies = []
         for seed in seeds:
             accuracy, fpf = run(seed, way)

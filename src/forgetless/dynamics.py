@@ -21,7 +21,7 @@ Changes = dict[str, Tensor]
 
 SETTLE = 3
 JUMP = 2.0
-FLOOR = 0.2
+FLOOR = 0.3
 
 
 def change(now: Tensor, before: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Profile:
     """Which groups of parameters move when the data shifts, and which of them are finetuned."""
 
     groups: tuple[Group, ...]
-    shifts: int  # comparisons between consecutive tasks behind the sensitivities
+    comparisons: int  # of consecutive tasks, of which the sensitivities are the mean
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class Profile:
             lines.append(
                 f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.3%}  {mark}".rstrip()
             )
-        lines.append(f"chosen: {self.share:.3%} of the parameters; shifts of the data compared: {self.shifts}")
+        lines.append(f"chosen: {self.share:.3%} of the parameters; shifts of the data compared: {self.comparisons}")
         return "\n".join(lines)
 
     def plot(self, axes: Axes | None = None) -> Axes:
@@ -175,6 +175,7 @@ class FPF:
         self._detector = Detector() if detect else None
         self.step = 0
         self.finetunings = 0
+        self.shifts: list[int] = []  # the steps after which the data shifted, as told or found
         self._steps_of_window = 0
         self._tracker.start()
 
@@ -200,6 +201,7 @@ class FPF:
         self._detector = None
         self._mark_short_task()
         if self._tracker.epoch:  # else nothing was observed since the last one
+            self.shifts.append(self.step)
             self._tracker.boundary()
             self._tracker.start()
             self._steps_of_window = 0
@@ -226,11 +228,8 @@ class FPF:
         scores = self.sensitivities()
         chosen = self._choice(scores)
         sizes = counts(self._network, self.grouping)
-        total = sum(sizes.values())
-        groups = (
-            Group(name, scores.get(name), size, size / total if total else 0.0, name in chosen)
-            for name, size in sizes.items()
-        )
+        total = sum(parameter.numel() for parameter in self._network.parameters())
+        groups = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
         return Profile(tuple(groups), len(self._tracker.between_tasks))
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,6 +240,7 @@ class FPF:
             "chosen": None if self._chosen is None else list(self._chosen),
             "step": self.step,
             "finetunings": self.finetunings,
+            "shifts": list(self.shifts),
             "steps_of_window": self._steps_of_window,
             "generator": self._generator.get_state(),
             "buffer": self.buffer.state_dict(),
@@ -254,15 +254,17 @@ class FPF:
             raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
         if {group: tuple(names) for group, names in state["groups"].items()} != self.grouping:
             raise ValueError("the state was saved from a network with other groups of parameters")
-        self.buffer.load_state_dict(state["buffer"])
+        buffer = Buffer(self.buffer.capacity, device=self.buffer.device)
+        buffer.load_state_dict(state["buffer"])
         self._tracker.load_state_dict(state["tracker"])
+        self.buffer = buffer  # only now, so that a state which does not fit changes nothing
         restore_generator(self._generator, state["generator"])
         self._detector = None
         if state["detector"] is not None:
             self._detector = Detector()
             self._detector.load_state_dict(state["detector"])
         self._chosen = None if state["chosen"] is None else tuple(state["chosen"])
-        self.step, self.finetunings = state["step"], state["finetunings"]
+        self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
         self._steps_of_window = state["steps_of_window"]
 
     def _rows(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
@@ -290,7 +292,10 @@ class FPF:
         assert self._detector is not None
         by_layer = dict(zip(self._tracker.names, row.changes.tolist(), strict=True))
         by_group = dynamics.group_changes(by_layer, self._live)
-        return self._detector.see([value for group, value in by_group.items() if group not in self._statistics])
+        begins = self._detector.see([value for group, value in by_group.items() if group not in self._statistics])
+        if begins:
+            self.shifts.append(self.step - self.window)
+        return begins
 
     def _finetune(self) -> Finetuned | None:
         chosen = self._choice(self.sensitivities() if self._chosen is None else {})

@@ -134,7 +134,7 @@ def _head(network: nn.Module, head: str | None) -> str:
         if head not in paths or not any(True for _ in network.get_submodule(head).parameters()):
             raise ValueError(f"head={head!r} is not a module with parameters of {type(network).__name__}")
         return head
-    layers = [
+    layers: list[tuple[str, nn.Module]] = [
         (path, module)
         for path, module in network.named_modules(remove_duplicate=False)
         if any(True for _ in module.parameters(recurse=False)) and not is_norm(module)

@@ -1,0 +1,42 @@
+"""The accuracies of ``examples/own_loop.py`` as a record.
+
+python benchmarks/digits.py [--seeds 5] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+from provenance import provenance, publish
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import own_loop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = {}
+    start = time.perf_counter()
+    for way in own_loop.WAYS:
+        accuracies = [own_loop.run(seed, way)[0] for seed in range(arguments.seeds)]
+        rows[way] = {
+            "mean": round(mean(accuracies), 2),
+            "std": round(stdev(accuracies), 2),
+            "accuracies": [round(accuracy, 2) for accuracy in accuracies],
+        }
+    seconds = round(time.perf_counter() - start, 1)
+    publish({"accuracy_percent": rows, "seconds": seconds} | provenance(), arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""What holds for the package as a whole: layers, exports, imports."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import forgetless
+
+SOURCE = Path(forgetless.__file__).parent
+
+# A module imports only from its own layer or from those before it; see docs/architecture.md.
+LAYERS = [
+    {"dynamics", "flops"},
+    {"networks", "grouping"},
+    {"buffer", "tracker"},
+    {"finetuning", "fpf"},
+]
+
+
+def layer(module):
+    return next(i for i, names in enumerate(LAYERS) if module in names)
+
+
+def imported(file):
+    """First parts, below forgetless, of what a file imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "forgetless":
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("forgetless."):
+            yield node.module.split(".")[1]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("forgetless."))
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file.name}: relative import"
+
+
+def test_imports_go_downward():
+    for file in SOURCE.rglob("*.py"):
+        module = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if module == "__init__":
+            continue
+        for other in imported(file):
+            assert layer(other) <= layer(module), f"{module} imports {other}, which is above it"
+
+
+def test_every_module_has_a_layer_and_a_test_file():
+    modules = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    modules -= {"__init__"}
+    assert modules == set().union(*LAYERS)
+    assert modules <= {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+
+
+def test_exports_are_these():
+    assert forgetless.__all__ == [
+        "FPF", "Buffer", "Finetuned", "NonFiniteError", "Profile", "finetune", "groups", "networks", "only", "select",
+        "sensitivity",
+    ]  # fmt: skip
+    assert all(hasattr(forgetless, name) for name in forgetless.__all__)
+
+
+def test_importing_needs_no_extra():
+    code = "import sys, forgetless; print({'matplotlib', 'sklearn', 'scipy', 'torch._dynamo'} & set(sys.modules))"
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert output.stdout.strip() == "set()"

@@ -1,0 +1,274 @@
+import copy
+import random
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import forgetless
+from forgetless import Buffer, NonFiniteError, finetune, networks, only
+
+
+def filled(x=None, y=None, logits=None, classes=5, shape=(3, 8, 8), device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    buffer = Buffer(64)
+    x = torch.rand(64, *shape, generator=generator).to(device) if x is None else x
+    y = torch.randint(classes, (len(x),), generator=generator).to(device) if y is None else y
+    buffer.add({"x": x, "y": y} | ({} if logits is None else {"logits": logits}))
+    return buffer
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def moved(before, model):
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+
+
+RESNET_GROUPS = ["conv1", "block1", "block2", "block3", "block4", "bn.affine", "bn.stats", "fc"]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        *[[group] for group in RESNET_GROUPS],
+        ["bn.affine", "bn.stats"],
+        ["bn.affine", "bn.stats", "fc"],
+        ["conv1", "bn.affine", "fc"],
+        ["conv1", "block1", "block2", "block3", "bn.affine", "bn.stats", "fc"],
+        RESNET_GROUPS,
+    ],
+    ids="+".join,
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_exactly_the_chosen_tensors_move(chosen, training, device):
+    torch.manual_seed(1)
+    model = networks.resnet18(5, width=4).to(device).train(training)
+    parts = forgetless.groups(model)
+    names = [name for group in chosen for name in parts[group]]
+    before = state(model)
+    finetune(model, filled(device=device), names, steps=3, lr=0.1, batch=16)
+    counters = {name for name in before if name.endswith("num_batches_tracked")}
+    assert moved(before, model) == set(names) | (counters if "bn.stats" in chosen else set())
+
+
+def test_the_steps_are_those_of_torchs_sgd_with_cosine_annealing():
+    torch.manual_seed(0)
+    model = networks.resnet18(5, width=4)
+    twin = copy.deepcopy(model)
+    buffer = filled(logits=torch.randn(64, 5))
+    names = [name for group in ("conv1", "bn.affine", "bn.stats", "fc") for name in forgetless.groups(model)[group]]
+    generator = torch.Generator().manual_seed(7)
+    done = finetune(model, buffer, names, steps=5, lr=0.1, distill=0.5, batch=8, generator=generator)
+
+    generator = torch.Generator().manual_seed(7)
+    torch.randint(2**31, (), generator=generator)  # finetune's own draw, for augmentation and dropout
+    twin.train()
+    chosen = [parameter for name, parameter in twin.named_parameters() if name in names]
+    optimizer = torch.optim.SGD(chosen, lr=0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=5)
+    losses = []
+    for _ in range(5):
+        rows = buffer.draw(8, generator)
+        logits = twin(rows["x"])
+        loss = F.cross_entropy(logits, rows["y"]) + 0.5 * ((logits - rows["logits"]) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+    assert done.losses == pytest.approx(losses, rel=1e-5)
+    assert done.steps == 5
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_without_chosen_statistics_batch_norm_uses_the_running_ones():
+    model = nn.Sequential(nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
+    model[0].running_mean.fill_(5.0)
+    seen = []
+    model[1].register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].detach()))
+    buffer = filled(x=torch.full((4, 2), 6.0), y=torch.zeros(4, dtype=torch.int64))
+    finetune(model, buffer, ["1.weight", "1.bias"], steps=1)
+    torch.testing.assert_close(seen[0], torch.full((4, 2), 1.0), rtol=1e-4, atol=0)
+
+
+def test_dropout_is_active_and_its_randomness_repeats_with_the_seed():
+    def run(seed):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.Linear(50, 5)).eval()
+        generator = torch.Generator().manual_seed(seed)
+        buffer = filled(x=torch.ones(64, 4))
+        return finetune(model, buffer, ["0.weight"], steps=4, batch=64, generator=generator).losses
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_all_the_user_has_is_left_as_it_was():
+    torch.manual_seed(0)
+    model = networks.resnet18(5, width=4)
+    model.block1.eval()
+    for parameter in model.block2.parameters():
+        parameter.requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    model(torch.rand(4, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    flags = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    modes = {name: module.training for name, module in model.named_modules()}
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    optimizer_state = copy.deepcopy(optimizer.state_dict())
+    torch.manual_seed(5), random.seed(5), numpy.random.seed(5)
+    following = (torch.rand(1).item(), random.random(), numpy.random.rand())
+    torch.manual_seed(5), random.seed(5), numpy.random.seed(5)
+
+    def augment(x):  # draws from every global source
+        return x + torch.rand(1) + random.random() + float(numpy.random.rand())
+
+    finetune(model, filled(), forgetless.groups(model)["fc"], steps=2, augment=augment)
+
+    assert (torch.rand(1).item(), random.random(), numpy.random.rand()) == following
+    assert {name: parameter.requires_grad for name, parameter in model.named_parameters()} == flags
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is None) == (gradients[name] is None)
+        assert parameter.grad is None or torch.equal(parameter.grad, gradients[name])
+    assert str(optimizer.state_dict()) == str(optimizer_state)
+
+
+def test_what_is_frozen_stays_frozen():
+    model = networks.mlp(5, inputs=4, hidden=(3,))
+    model.fc1.weight.requires_grad_(False)
+    before = state(model)
+    done = finetune(model, filled(x=torch.rand(64, 4)), list(before), steps=2)
+    assert moved(before, model) == {"fc1.bias", "fc2.weight", "fc2.bias"} == set(done.names)
+    with pytest.raises(ValueError, match=r"nothing to finetune: of the 1 tensors named, all are frozen"):
+        finetune(model, filled(x=torch.rand(64, 4)), ["fc1.weight"], steps=2)
+
+
+def test_only_restores_flags_and_modes_after_an_error():
+    model = networks.resnet18(5, width=4).eval()
+    with pytest.raises(KeyboardInterrupt), only(model, ["fc.weight"]):
+        assert [name for name, parameter in model.named_parameters() if parameter.requires_grad] == ["fc.weight"]
+        assert not model.bn1.training
+        raise KeyboardInterrupt
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("groups", [["fc"], ["bn.affine", "bn.stats", "fc"]])
+def test_a_loss_that_is_not_finite_names_the_step_and_restores_the_network(groups):
+    model = networks.resnet18(5, width=4)
+    names = [name for group in groups for name in forgetless.groups(model)[group]]
+    before = state(model)
+    calls = []
+
+    def loss(logits, y):
+        calls.append(1)
+        return F.cross_entropy(logits, y) * (float("nan") if len(calls) == 4 else 1.0)
+
+    with pytest.raises(NonFiniteError, match="loss became nan at step 4 of 6 .* as it was before it. Try a smaller lr"):
+        finetune(model, filled(), names, steps=6, loss=loss)
+    assert moved(before, model) == set()
+
+
+def test_weights_that_end_infinite_are_found_though_every_loss_was_finite():
+    model = nn.Sequential(nn.Linear(4, 5))
+    before = state(model)
+    with pytest.raises(NonFiniteError, match=r"0\.weight became infinite or NaN at the last of 1 steps"):
+        finetune(model, filled(x=1e30 * torch.ones(64, 4), logits=None), ["0.weight"], steps=1, lr=1e30)
+    assert moved(before, model) == set()
+
+
+def test_an_interruption_restores_the_network():
+    model = networks.mlp(5, inputs=4)
+    before = state(model)
+    calls = []
+
+    def augment(x):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return x
+
+    with pytest.raises(KeyboardInterrupt):
+        finetune(model, filled(x=torch.rand(64, 4)), list(before), steps=5, augment=augment)
+    assert moved(before, model) == set()
+
+
+def test_inside_no_grad_it_still_finetunes():
+    model = networks.mlp(5, inputs=4)
+    before = state(model)
+    with torch.no_grad():
+        finetune(model, filled(x=torch.rand(64, 4)), ["fc3.bias"], steps=1)
+    assert moved(before, model) == {"fc3.bias"}
+
+
+def test_inputs_by_name_become_keyword_arguments_and_logits_are_found_in_a_mapping():
+    class Keywords(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 5)
+
+        def forward(self, values, mask):
+            return {"logits": self.fc(values * mask)}
+
+    model = Keywords()
+    buffer = Buffer(8)
+    y = torch.zeros(8, dtype=torch.int64)
+    buffer.add({"x.values": torch.rand(8, 4), "x.mask": torch.ones(8, 4), "y": y})
+    first, *_, last = finetune(model, buffer, ["fc.weight", "fc.bias"], steps=20, lr=0.5).losses
+    assert last < first / 2
+
+
+def test_a_network_that_gives_no_tensor_is_refused():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), None
+
+    with pytest.raises(TypeError, match=r"returned tuple, not a tensor of logits: give forward="):
+        finetune(Pair(4, 5), filled(x=torch.rand(64, 4)), ["weight"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"steps": 0}, "steps is 0; it must be a whole number of 1 or more"),
+        ({"batch": 0}, "batch is 0; it must be a whole number"),
+        ({"lr": 0.0}, "lr is 0.0; it must be a finite number above 0"),
+        ({"lr": float("nan")}, "lr is nan"),
+        ({"distill": -1.0}, "distill is -1.0; it must be a finite number of 0 or more"),
+        ({"distill": 0.5}, "distill is 0.5, which needs the column 'logits'; the buffer has x, y"),
+        ({"autocast": torch.float16}, "use torch.bfloat16"),
+        ({"names": ["fc9.weight"]}, "no parameter or float buffer named 'fc9.weight'"),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_moves(settings, match):
+    model = networks.mlp(5, inputs=4)
+    before = state(model)
+    with pytest.raises(ValueError, match=match):
+        finetune(model, filled(x=torch.rand(64, 4)), **{"names": list(before), **settings})
+    assert moved(before, model) == set()
+
+
+def test_labels_out_of_range_are_refused_before_anything_moves():
+    model = networks.mlp(5, inputs=4)
+    before = state(model)
+    buffer = filled(x=torch.rand(64, 4), y=torch.full((64,), 5))
+    with pytest.raises(ValueError, match="labels from 5 to 5; the network has 5 outputs, so they must be 0 to 4"):
+        finetune(model, buffer, list(before))
+    assert moved(before, model) == set()
+
+
+def test_an_empty_buffer_is_refused():
+    with pytest.raises(ValueError, match="the buffer is empty"):
+        finetune(networks.mlp(5), Buffer(4), ["fc1.weight"])
+
+
+def test_half_of_a_layers_statistics_is_refused():
+    model = networks.resnet18(5, width=4)
+    with pytest.raises(ValueError, match=r"statistics of bn1 move together: also name bn1\.running_var"):
+        finetune(model, filled(), ["bn1.running_mean"])

@@ -1,0 +1,481 @@
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import forgetless
+from forgetless import FPF, NonFiniteError, networks
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import own_loop  # the digits stream
+from test_grouping import CNN, Transformer
+
+
+def shifting(shape, classes=4, steps=60, batch=16, seed=0, device="cpu"):
+    """Two tasks of two classes each, easy to learn and easy to forget: a fixed pattern for each class, and noise."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(classes, *shape, generator=generator)
+    for step in range(2 * steps):
+        y = torch.randint(2, (batch,), generator=generator) + 2 * (step // steps)
+        x = patterns[y] + 0.3 * torch.randn(batch, *shape, generator=generator)
+        yield x.to(device), y.to(device)
+
+
+def accuracy(model, shape, device="cpu"):
+    model.eval()
+    with torch.no_grad():
+        right = [(model(x).argmax(1) == y).float() for x, y in shifting(shape, steps=5, batch=100, device=device)]
+    model.train()
+    return torch.cat(right).mean().item()
+
+
+def run(model, shape, fpf=None, optimizer=None, device="cpu", autocast=None, told=False):
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(shifting(shape, device=device)):
+        if told and fpf and step % 60 == 0:
+            fpf.boundary()
+        with torch.autocast(device, autocast or torch.bfloat16, enabled=autocast is not None):
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if fpf:
+            fpf.observe(x, y, logits)
+    return fpf.finish() if fpf else None
+
+
+def make(kind):
+    torch.manual_seed(0)
+    return {"cnn": (CNN(), (3, 8, 8)), "transformer": (Transformer(2), (4, 8)), "mlp": (networks.mlp(10, 16), (16,))}[
+        kind
+    ]
+
+
+@pytest.mark.parametrize("kind", ["cnn", "transformer", "mlp"])
+def test_k_fpf_keeps_what_plain_training_forgets(kind, device):
+    model, shape = make(kind)
+    model.to(device)
+    run(model, shape, device=device)
+    assert accuracy(model, shape, device) < 0.8
+    model, shape = make(kind)
+    model.to(device)
+    fpf = FPF(model, capacity=64, every=30, steps=50, lr=0.1)
+    run(model, shape, fpf, device=device, told=True)
+    assert accuracy(model, shape, device) > 0.9
+    assert fpf.shifts == [60]
+
+
+def test_fpf_repairs_once_at_the_end(device):
+    model, shape = make("mlp")
+    model.to(device)
+    fpf = FPF(model, capacity=64, lr=0.1)
+    done = run(model, shape, fpf, device=device, told=True)
+    assert done.steps == 300
+    assert fpf.finetunings == 1
+    assert accuracy(model, shape, device) > 0.9
+
+
+def test_bfloat16_autocast(device):
+    model, shape = make("mlp")
+    model.to(device)
+    fpf = FPF(model, 64, 30, 50, 0.1, distill=0.1, autocast=torch.bfloat16)
+    run(model, shape, fpf, device=device, autocast=torch.bfloat16, told=True)
+    assert fpf.buffer["logits"].dtype == torch.bfloat16
+    assert accuracy(model, shape, device) > 0.9
+
+
+def test_parameters_in_bfloat16_and_float64():
+    for dtype in (torch.bfloat16, torch.float64):
+        model, shape = make("mlp")
+        model.to(dtype)
+        fpf = FPF(model, 64, 30, 50, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step, (x, y) in enumerate(shifting(shape)):
+            if step == 60:
+                fpf.boundary()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x.to(dtype)), y).backward()
+            optimizer.step()
+            fpf.observe(x.to(dtype), y)
+        fpf.finish()
+        right = torch.cat([model(x.to(dtype)).argmax(1) == y for x, y in shifting(shape, steps=5)])
+        assert right.float().mean() > 0.9
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_compiled_network(in_place):
+    plain, shape = make("mlp")
+    fpf = FPF(plain, 64, 30, 20, 0.1)
+    run(plain, shape, fpf, told=True)
+    model, shape = make("mlp")
+    if in_place:
+        model.compile(backend="aot_eager")
+        compiled = model
+    else:
+        compiled = torch.compile(model, backend="aot_eager")
+    run(compiled, shape, FPF(compiled, 64, 30, 20, 0.1), optimizer=torch.optim.SGD(model.parameters(), 0.1), told=True)
+    for name, tensor in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad])
+def test_any_optimiser(optimizer):
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, 30, 50, 0.1)
+    run(model, shape, fpf, optimizer=optimizer(model.parameters(), lr=0.003), told=True)
+    assert accuracy(model, shape) > 0.9
+
+
+def test_the_shifts_of_the_digits_stream_are_found_over_ten_seeds_with_no_false_one():
+    x, y, *_ = own_loop.digits()
+    steps = [-(-int((y // 2 == task).sum()) // own_loop.BATCH) * own_loop.EPOCHS for task in range(5)]
+    true = [sum(steps[: task + 1]) for task in range(4)]
+    for seed in range(100, 110):
+        torch.manual_seed(seed)
+        model = networks.mlp(10, inputs=64)
+        fpf = FPF(model, capacity=200, seed=seed)
+        own_loop.train(model, own_loop.stream(x, y, seed), fpf)
+        assert len(fpf.shifts) == 4, f"seed {seed}: {fpf.shifts} for {true}"
+        assert all(abs(found - shift) <= fpf.window for found, shift in zip(fpf.shifts, true, strict=True))
+
+
+def test_the_digits_example_gains_40_points_over_plain_sgd_mean_of_five_seeds():
+    plain = sum(own_loop.run(seed, "SGD alone")[0] for seed in range(5)) / 5
+    repaired = sum(own_loop.run(seed, "k-FPF-CE")[0] for seed in range(5)) / 5
+    assert plain < 30
+    assert repaired >= plain + 40
+
+
+def test_a_step_is_counted_then_finetuned_then_remembered():
+    model, shape = make("mlp")
+    seen = []
+    fpf = FPF(model, 64, every=3, steps=1, groups=["fc3"], augment=lambda x: seen.append(fpf.buffer.seen) or x)
+    for step, (x, y) in zip(range(1, 8), shifting(shape), strict=False):
+        done = fpf.observe(x, y)
+        assert (done is not None) == (step % 3 == 0)
+    assert seen == [2 * 16, 5 * 16]  # the batch of steps 3 and 6 not yet among them
+    fpf.finish()
+    assert seen == [2 * 16, 5 * 16, 7 * 16]
+
+
+def test_nothing_is_finetuned_before_a_shift_is_known():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, every=10, steps=1, detect=False)
+    batches = list(shifting(shape))
+    for x, y in batches[:30]:
+        assert fpf.observe(x, y) is None
+    with pytest.warns(UserWarning, match=r"nothing was finetuned: no shift of the data was seen in 30 steps"):
+        assert fpf.finish() is None
+    assert fpf.profile().chosen == ()
+
+
+def test_the_choice_is_made_once_and_kept():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, every=50, steps=5)
+    run(model, shape, fpf, told=True)
+    first = fpf.profile().chosen
+    with torch.no_grad():
+        model.fc1.weight.add_(100.0)
+    fpf.boundary()
+    for x, y in list(shifting(shape))[:20]:
+        fpf.observe(x, y)
+    assert fpf.sensitivities()["fc1"] > 1.0
+    assert fpf.profile().chosen == first
+
+
+def test_sensitivities_are_those_of_snapshots_taken_by_hand():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, window=5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    at = {}
+    for step, (x, y) in enumerate(shifting(shape), start=1):
+        if step == 61:
+            fpf.boundary()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        fpf.observe(x, y)
+        at[step] = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    change = {name: (at[65][name] - at[5][name]).abs().mean().item() for name in at[5]}  # five steps into each task
+    group = {f"fc{i}": (change[f"fc{i}.weight"] + change[f"fc{i}.bias"]) / 2 for i in (1, 2, 3)}
+    total = sum(group.values())
+    assert fpf.sensitivities() == pytest.approx({name: 3 * value / total for name, value in group.items()}, rel=1e-5)
+
+
+def test_tasks_shorter_than_a_window_are_compared_too():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, steps=2, window=1000)
+    run(model, shape, fpf, told=True)
+    assert fpf.profile().comparisons == 1
+    assert fpf.finetunings == 1
+
+
+def test_told_before_every_task_or_between_tasks_is_the_same():
+    outcomes = []
+    for first in (True, False):
+        model, shape = make("mlp")
+        fpf = FPF(model, 64, steps=2, detect=False)
+        for step, (x, y) in enumerate(shifting(shape)):
+            if step == 60 or (first and step == 0):
+                fpf.boundary()
+            fpf.observe(x, y)
+        outcomes.append((fpf.shifts, fpf._tracker.task))
+    assert outcomes == [([60], 2), ([60], 2)]
+
+
+def test_only_the_chosen_groups_move_and_the_users_things_stay():
+    torch.manual_seed(0)
+    model = networks.resnet18(4, width=4)
+    model.block1.eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    fpf = FPF(model, 32, steps=3, groups=["bn.affine", "bn.stats", "fc"], augment=lambda x: x.flip(-1))
+    x, y = next(shifting((3, 8, 8)))
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    fpf.observe(x, y)
+    before = copy.deepcopy(model.state_dict())
+    momentum = copy.deepcopy(optimizer.state_dict())
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    torch.manual_seed(3)
+    following = torch.rand(1)
+    torch.manual_seed(3)
+    fpf.finish()
+    assert torch.equal(torch.rand(1), following)
+    chosen = {name for group in fpf.profile().chosen for name in fpf.grouping[group]}
+    counters = {name for name in before if name.endswith("num_batches_tracked")}
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == chosen | counters
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+    assert str(optimizer.state_dict()) == str(momentum)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert [m.training for m in (model, model.block1, model.block1[0], model.bn1)] == [True, False, False, True]
+
+
+def test_the_stored_logits_are_those_of_the_training_pass():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, every=1000, distill=0.5)
+    x, y = next(shifting(shape))
+    logits = model(x)
+    fpf.observe(x, y, logits)
+    assert torch.equal(fpf.buffer["logits"], logits.detach())
+    assert not fpf.buffer["logits"].requires_grad
+
+
+def test_a_users_loss_grouping_and_forward():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    grouping = {"first": ["0.weight", "0.bias"], "last": ["2.weight", "2.bias"]}
+    fpf = FPF(
+        model, 32, steps=40, lr=0.3, groups=["last"], grouping=grouping,
+        loss=lambda output, y: (output - y).square().mean(), forward=lambda model, x: model(x)[:, 0],
+    )  # fmt: skip
+    x = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+    fpf.observe(x, x.sum(1))
+    before = copy.deepcopy(model.state_dict())
+    losses = fpf.finish().losses
+    assert losses[-1] < losses[0] / 2
+    moved = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
+    assert moved == grouping["last"]
+
+
+def test_inputs_by_name():
+    class Keywords(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, values, mask):
+            return {"logits": self.fc(values * mask)}
+
+    fpf = FPF(Keywords(), 8, steps=2, groups="all")
+    fpf.observe({"values": torch.rand(4, 4), "mask": torch.ones(4, 4)}, torch.tensor([0, 1, 0, 1]))
+    assert fpf.finish().steps == 2
+
+
+def test_frozen_parameters_are_neither_tracked_nor_finetuned():
+    model, shape = make("mlp")
+    model.fc1.requires_grad_(False)
+    fpf = FPF(model, 64, 30, 20)
+    run(model, shape, fpf, optimizer=torch.optim.SGD(model.fc2.parameters(), 0.1), told=True)
+    assert set(fpf.sensitivities()) == {"fc2", "fc3"}
+    assert [group.sensitivity is None for group in fpf.profile().groups] == [True, False, False]
+    with pytest.raises(ValueError, match="group 'fc1' is frozen"):
+        FPF(model, groups=["fc1"])
+
+
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path, device):
+    shape = (16,)
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)).to(device)
+        fpf = FPF(model, 40, every=25, steps=10, distill=0.3, window=5, seed=7)
+        return model, fpf, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def go(model, fpf, optimizer, batches):
+        for x, y in batches:
+            logits = model(x)
+            optimizer.zero_grad()
+            F.cross_entropy(logits, y).backward()
+            optimizer.step()
+            fpf.observe(x, y, logits)
+
+    batches = list(shifting(shape, device=device))
+    for stop in (3, 25, 63, 97):
+        model, fpf, optimizer = build()
+        go(model, fpf, optimizer, batches[:stop])
+        rng = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+        torch.save([model.state_dict(), fpf.state_dict(), rng], tmp_path / "state.pt")
+        go(model, fpf, optimizer, batches[stop:])
+        fpf.finish()
+        assert fpf.finetunings > 1
+        again, resumed, optimizer = build()
+        weights, state, rng = torch.load(tmp_path / "state.pt", weights_only=True)
+        again.load_state_dict(weights)
+        resumed.load_state_dict(state)
+        torch.cuda.set_rng_state(rng) if device == "cuda" else torch.set_rng_state(rng)
+        go(again, resumed, optimizer, batches[stop:])
+        resumed.finish()
+        assert resumed.profile() == fpf.profile()
+        assert resumed.shifts == fpf.shifts
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs after a stop at {stop}"
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64)
+    fpf.observe(*next(shifting(shape)))
+    state = fpf.state_dict()
+    for other, match in (
+        (FPF(networks.mlp(10, 16), 32), "the state has capacity 64; this buffer has 32"),
+        (FPF(networks.mlp(10, 16, hidden=(9,)), 64), "other groups of parameters"),
+        (FPF(networks.mlp(10, 17), 64), "saved from another network"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            other.load_state_dict(state)
+        assert len(other.buffer) == 0
+    with pytest.raises(ValueError, match=r"the state has format 99; this version of forgetless reads 1"):
+        fpf.load_state_dict({**state, "format": 99})
+
+
+def test_the_profile_prints_a_table():
+    model = networks.resnet18(9)
+    fpf = FPF(model, groups=["bn.affine", "bn.stats", "fc"])
+    assert str(fpf.profile()) == "\n".join([
+        "group          S_g    parameters     share  chosen",
+        "conv1            –         1,728    0.015%",
+        "block1           –       147,456    1.320%",
+        "block2           –       524,288    4.692%",
+        "block3           –     2,097,152   18.769%",
+        "block4           –     8,388,608   75.076%",
+        "bn.affine        –         9,600    0.086%  yes",
+        "bn.stats         –             0    0.000%  yes",
+        "fc               –         4,617    0.041%  yes",
+        "chosen: 0.127% of the parameters; shifts of the data compared: 0",
+    ])  # fmt: skip
+
+
+def test_the_profile_is_plain_data_and_a_picture():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, steps=1)
+    run(model, shape, fpf, told=True)
+    profile = fpf.profile()
+    plain = profile.to_dict()
+    assert [group["name"] for group in plain["groups"]] == ["fc1", "fc2", "fc3"]
+    assert plain["comparisons"] == 1
+    axes = profile.plot()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["fc3", "fc2", "fc1"]
+    widths = [bar.get_width() for bar in axes.patches][::-1]
+    assert widths == [group["sensitivity"] for group in plain["groups"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"capacity": 0}, "capacity is 0; it must be a whole number of 1 or more"),
+        ({"steps": 0}, "steps is 0; it must be"),
+        ({"every": 0}, "every is 0; it must be"),
+        ({"window": 0}, "window is 0; it must be"),
+        ({"batch": -1}, "batch is -1; it must be"),
+        ({"lr": -0.1}, "lr is -0.1; it must be"),
+        ({"groups": ["fc_3"]}, "no group named 'fc_3'; did you mean 'fc3'"),
+        ({"groups": "fc33"}, "no group named 'fc33'; did you mean 'fc3'"),
+        ({"groups": []}, "groups is empty"),
+        ({"grouping": {"a": ["fc9.weight"]}}, "group 'a' names 'fc9.weight', which is no parameter"),
+        ({"grouping": {"a": ["fc1.bias"], "b": ["fc1.bias"]}}, "'fc1.bias' is in both 'a' and 'b'"),
+        ({"grouping": {}}, "grouping is empty"),
+        ({"grouping": {"a": "fc1.bias"}}, "group 'a' is 'fc1.bias'; it must be a list"),
+        ({"head": "fc7"}, "head='fc7' is not a module"),
+    ],
+)
+def test_bad_settings_are_refused_at_once(settings, match):
+    with pytest.raises(ValueError, match=match):
+        FPF(networks.mlp(10), **settings)
+
+
+def test_a_network_without_a_recognisable_head_is_refused_at_once():
+    with pytest.raises(ValueError, match="LSTM has no recognisable head"):
+        FPF(nn.LSTM(3, 4))
+
+
+def test_a_bad_batch_is_refused_and_changes_nothing():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, every=2, steps=1, distill=0.5, groups="all")
+    x, y = next(shifting(shape))
+    logits = model(x)
+    fpf.observe(x, y, logits)
+    for bad, match in (
+        ((x, y + 10, logits), "labels from 10 to 11; the network has 10 outputs, so they must be 0 to 9"),
+        ((x, y - 1, logits), "labels from -1 to 0"),
+        ((x[:, :8], y, logits), r"'x' has examples of shape \(8,\); the buffer holds shape \(16,\)"),
+        ((x.double(), y, logits), "'x' has dtype torch.float64; the buffer holds torch.float32"),
+        ((x[:3], y, logits), "columns differ in length"),
+        ((x, y), r"distill is 0.5, which needs logits: call observe\(x, y, logits\)"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fpf.observe(*bad)
+        assert (fpf.step, fpf.buffer.seen, fpf.finetunings) == (1, 16, 0)
+
+
+def test_labels_out_of_range_are_found_at_the_finetuning_where_no_logits_were_given():
+    model, shape = make("mlp")
+    before = copy.deepcopy(model.state_dict())
+    fpf = FPF(model, 64, groups="all")
+    x, y = next(shifting(shape))
+    fpf.observe(x, y + 100)
+    with pytest.raises(ValueError, match="labels from 100 to 101"):
+        fpf.finish()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_empty_buffer_at_finish_is_refused():
+    with pytest.raises(ValueError, match=r"the buffer is empty: call observe\(\)"):
+        FPF(networks.mlp(10)).finish()
+
+
+def test_a_loss_that_is_not_finite_leaves_the_network_and_the_object_as_they_were():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, steps=20, lr=1e20, groups="all")
+    fpf.observe(*next(shifting(shape)))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(NonFiniteError, match="at step [0-9]+ of 20 of the finetuning"):
+        fpf.finish()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert fpf.finetunings == 0
+
+
+def test_a_threshold_that_no_group_passes_is_told():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, steps=1, threshold=2.99)
+    with pytest.warns(UserWarning, match=r"no S_g is above the threshold 2\.99; the highest is fc3"):
+        run(model, shape, fpf, told=True)
+
+
+def test_the_object_is_forgetless_fpf():
+    assert forgetless.FPF is FPF

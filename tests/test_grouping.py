@@ -1,0 +1,212 @@
+import pytest
+import torch
+from torch import nn
+
+import forgetless
+from forgetless import networks
+from forgetless.grouping import counts, float_tensors, groups
+
+
+class CNN(nn.Module):
+    """A user's network without batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.conv2 = nn.Conv2d(4, 5, 3)
+        self.conv3 = nn.Conv2d(5, 6, 3)
+        self.fc = nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = self.conv3(self.conv2(self.conv1(x).relu()).relu()).relu()
+        return self.fc(x.mean((2, 3)))
+
+
+class Transformer(nn.Module):
+    def __init__(self, layers=3):
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.position = nn.Parameter(torch.zeros(1, 4, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embed(x) + self.position).mean(1))
+
+
+class Stage(nn.Module):
+    """The names and shapes of torchvision's ResNet, whose layers are stages of basic blocks."""
+
+    def __init__(self):
+        super().__init__()
+        block = lambda: networks.resnet.BasicBlock(4, 4, 1)  # noqa: E731
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.layer1, self.layer2 = nn.Sequential(block(), block()), nn.Sequential(block(), block())
+        self.layer3, self.layer4 = nn.Sequential(block(), block()), nn.Sequential(block(), block())
+        self.fc = nn.Linear(4, 10)
+
+
+class LanguageModel(nn.Module):
+    """Embedding and output layer share one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.position = nn.Embedding(8, 16)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32), 2, enable_nested_tensor=False)
+        self.lm_head = nn.Linear(16, 20, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+
+class RMSNorm(nn.Module):
+    """A user's own normalisation, known by its name."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+
+def assert_partition(model, parts):
+    names = [name for group in parts.values() for name in group]
+    assert len(names) == len(set(names)), "a tensor is in two groups"
+    assert set(names) == set(float_tensors(forgetless.grouping.unwrap(model))), "a tensor is in no group"
+    tensors = dict(model.named_parameters())
+    assert sum(counts(model, parts).values()) == sum(tensor.numel() for tensor in tensors.values())
+
+
+def share(model, *chosen):
+    size = counts(model, groups(model))
+    return 100 * sum(size[group] for group in chosen) / sum(size.values())
+
+
+def test_resnet18_groups_are_the_papers():
+    parts = groups(networks.resnet18(10))
+    assert list(parts) == ["conv1", "block1", "block2", "block3", "block4", "bn.affine", "bn.stats", "fc"]
+    size = counts(networks.resnet18(10), parts)
+    assert (size["bn.affine"], size["bn.stats"], size["fc"], size["conv1"]) == (9600, 0, 5130, 1728)
+    assert size["block3"] == 2_097_152
+    assert size["block4"] == 8_388_608
+    assert len(parts["bn.affine"]) == len(parts["bn.stats"]) == 40
+    assert "block2.0.shortcut.0.weight" in parts["block2"]
+
+
+def test_resnet18_shares_of_parameters_are_the_papers():
+    nine, ten = networks.resnet18(9), networks.resnet18(10)
+    basis = ("bn.affine", "bn.stats", "fc", "conv1")
+    assert sum(counts(ten, groups(ten)).values()) == 11_173_962
+    assert round(share(nine, "bn.affine", "bn.stats", "fc"), 3) == 0.127
+    assert round(share(nine, *basis, "block3"), 2) == 18.91
+    assert round(share(nine, *basis, "block4"), 2) == 75.22
+    assert round(share(nine, *basis, "block1", "block2", "block3"), 2) == 24.92
+    assert round(share(ten, *basis), 3) == 0.147
+
+
+def test_mlp_shares_of_parameters_are_the_papers():
+    model = networks.mlp(10)
+    assert list(groups(model)) == ["fc1", "fc2", "fc3"]
+    assert sum(counts(model, groups(model)).values()) == 89_610
+    assert round(share(model, "fc3"), 2) == 1.13
+    assert round(share(model, "fc2", "fc3"), 2) == 12.40
+
+
+def test_vgg11_groups():
+    parts = groups(networks.vgg11(10))
+    assert list(parts) == ["conv1", "block2", "block3", "block4", "block5", "fc1", "fc2", "fc3"]
+    assert [len(names) for names in parts.values()] == [2, 2, 4, 4, 4, 2, 2, 2]
+
+
+def test_derived_groups_of_a_plain_cnn():
+    assert groups(CNN()) == {
+        "stem": ("conv1.weight", "conv1.bias"),
+        "block1": ("conv2.weight", "conv2.bias"),
+        "block2": ("conv3.weight", "conv3.bias"),
+        "head": ("fc.weight", "fc.bias"),
+    }
+
+
+def test_derived_groups_of_a_transformer():
+    parts = groups(Transformer())
+    assert list(parts) == ["stem", "block1", "block2", "block3", "norm.affine", "head"]
+    assert set(parts["stem"]) == {"position", "embed.weight", "embed.bias"}
+    assert all(name.startswith("encoder.layers.1.") for name in parts["block2"])
+    assert len(parts["norm.affine"]) == 12
+
+
+def test_derived_groups_take_stages_before_their_blocks():
+    parts = groups(Stage())
+    assert list(parts) == ["stem", "block1", "block2", "block3", "block4", "norm.affine", "norm.stats", "head"]
+    assert parts["stem"] == ("conv1.weight", "conv1.bias")
+    assert all(name.startswith("layer2.") for name in parts["block2"])
+
+
+def test_a_tied_weight_is_there_once_and_belongs_to_the_head():
+    parts = groups(LanguageModel())
+    assert parts["head"] == ("embed.weight",)
+    assert parts["stem"] == ("position.weight",)
+
+
+def test_a_normalisation_is_known_by_the_name_of_its_class():
+    model = nn.Sequential(nn.Linear(3, 4), RMSNorm(), nn.Linear(4, 4), nn.Linear(4, 2))
+    assert groups(model)["norm.affine"] == ("1.scale",)
+
+
+def test_float_buffers_outside_normalisation_are_a_group_and_counters_are_none():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.register_buffer("table", torch.zeros(3))
+    parts = groups(model)
+    assert parts["buffers"] == ("table",)
+    assert parts["norm.stats"] == ("1.running_mean", "1.running_var")
+    assert "1.num_batches_tracked" not in [name for names in parts.values() for name in names]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        networks.mlp(3, hidden=(5,)),
+        networks.resnet18(3, width=4),
+        networks.resnet18_imagenet(3, width=4),
+        networks.vgg11(3),
+        CNN(),
+        Transformer(2),
+        Stage(),
+        LanguageModel(),
+        nn.Linear(3, 2),
+        nn.Sequential(nn.Sequential(nn.Conv1d(3, 4, 3), nn.GroupNorm(2, 4)), nn.Flatten(), nn.LazyLinear(2)),
+        nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))),
+        nn.ModuleDict({"body": CNN(), "head": nn.Linear(10, 5)}),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_groups_are_a_partition(model):
+    if isinstance(model, nn.Sequential) and isinstance(model[-1], nn.LazyLinear):
+        with pytest.raises(ValueError, match=r"2\.weight has no shape yet: run one batch"):
+            groups(model)
+        model(torch.zeros(1, 3, 5))
+    assert_partition(model, groups(model))
+
+
+def test_wrapped_networks_have_the_names_of_the_network_itself():
+    model = CNN()
+    assert groups(torch.compile(model)) == groups(nn.DataParallel(model)) == groups(model)
+
+
+def test_a_network_without_a_recognisable_head_is_refused_and_takes_a_named_one():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(4, 2)
+            self.body = nn.LSTM(3, 4)
+
+    with pytest.raises(ValueError, match="Odd has no recognisable head.*head='…', or give the groups"):
+        groups(Odd())
+    parts = groups(Odd(), head="out")
+    assert parts["head"] == ("out.weight", "out.bias")
+    assert_partition(Odd(), parts)
+    with pytest.raises(ValueError, match="head='fc' is not a module with parameters of Odd"):
+        groups(Odd(), head="fc")
+
+
+def test_a_network_without_tensors_is_refused():
+    with pytest.raises(ValueError, match="ReLU has neither parameters nor float buffers"):
+        groups(nn.ReLU())
