@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import forgetless
+from conftest import HostReads
 from forgetless import Buffer, NonFiniteError, finetune, networks, only
 
 
@@ -272,3 +273,15 @@ def test_half_of_a_layers_statistics_is_refused():
     model = networks.resnet18(5, width=4)
     with pytest.raises(ValueError, match=r"statistics of bn1 move together: also name bn1\.running_var"):
         finetune(model, filled(), ["bn1.running_mean"])
+
+
+def test_the_host_does_not_wait_in_a_step():
+    def reads(steps):
+        model = networks.resnet18(5, width=4)
+        names = [name for group in forgetless.groups(model).values() for name in group]
+        buffer = filled(logits=torch.randn(64, 5))
+        with HostReads() as counter:
+            finetune(model, buffer, names, steps=steps, distill=0.1)
+        return counter.count
+
+    assert reads(2) == reads(9) > 0
