@@ -14,7 +14,7 @@ LAYERS = [
     {"dynamics", "flops"},
     {"networks", "grouping"},
     {"buffer", "tracker"},
-    {"finetuning", "fpf"},
+    {"finetuning", "profile", "selection", "fpf"},
 ]
 
 

@@ -229,3 +229,21 @@ def test_the_host_never_waits_for_the_buffer(policy, no_host_read):
             buffer.draw(3)
     with pytest.raises(AssertionError, match="reads"), no_host_read:
         buffer["x"].sum().item()
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+def test_what_is_added_after_a_replacement_goes_on_from_it(policy):
+    buffer = Buffer(20, policy=policy)
+    buffer.replace({"x": torch.ones(10), "y": torch.zeros(10, dtype=torch.int64)})
+    buffer.add({"x": torch.full((5,), 2.0), "y": torch.ones(5, dtype=torch.int64)})
+    assert sorted(buffer["x"].tolist()) == [1.0] * 10 + [2.0] * 5
+
+
+def test_a_column_that_is_no_tensor_of_rows_is_refused():
+    for bad, what in (([1, 2], "list"), (torch.tensor(1), r"a tensor of shape \(\)"), (numpy.zeros(2), "ndarray")):
+        with pytest.raises(TypeError, match=f"column 'x' is {what}; it must be a tensor with one row"):
+            Buffer(4).add({"x": bad})
+
+
+def test_a_capacity_may_be_a_numpy_integer():
+    assert Buffer(numpy.int64(5)).capacity == 5

@@ -173,6 +173,7 @@ def test_a_task_must_settle_before_the_next_boundary():
     assert dynamics.boundaries(rows(4, 1, 9), settle=2) == [2]
 
 
-def test_a_network_that_stood_still_and_moves_again_has_shifted():
-    assert dynamics.boundaries(rows(1, 0, 0, 0, 1)) == [4]
+def test_windows_in_which_nothing_moved_do_not_count():
+    assert dynamics.boundaries(rows(1, 0, 0, 0, 1, 0, 1)) == []
+    assert dynamics.boundaries(rows(9, 0, 3, 0, 2, 2, 0, 8)) == [7]
     assert dynamics.boundaries(rows(0, 0, 0, 0, 0)) == []

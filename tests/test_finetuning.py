@@ -285,3 +285,86 @@ def test_the_host_does_not_wait_in_a_step():
         return counter.count
 
     assert reads(2) == reads(9) > 0
+
+
+def test_inside_a_users_autocast_the_weights_used_are_not_stale():
+    torch.manual_seed(0)
+    model = networks.mlp(5, inputs=4)
+    buffer = filled(x=torch.eye(4).repeat(16, 1), y=torch.arange(4).repeat(16))
+    names = [name for name, _ in model.named_parameters()]
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.rand(2, 4))  # fills the cache of casts
+        first, *_, last = finetune(model, buffer, names, steps=100, lr=0.5).losses
+    assert last < first / 4
+
+
+def test_a_frozen_part_in_evaluation_mode_stays_so_and_its_statistics_stay():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)).requires_grad_(False)
+    model = nn.Sequential(backbone, nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 5))
+    seen = []
+    backbone[2].register_forward_hook(lambda module, *_: seen.append(module.training))
+    for training in (True, False):
+        model.train(training)
+        backbone.eval()
+        fpf = forgetless.FPF(model, groups="all", steps=2)
+        before = state(model)
+        fpf.observe(torch.rand(16, 4), torch.zeros(16, dtype=torch.int64))
+        fpf.finish()
+        assert not any(name.startswith("0.") for name in moved(before, model))
+        assert "2.running_mean" in moved(before, model)
+    assert seen == [False] * 4
+
+
+def test_counters_and_other_buffers_of_a_users_module_stay():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 5)
+            self.register_buffer("calls", torch.tensor(0))
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+                self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+            return self.fc(x) if self.training else self.fc(x).softmax(1)
+
+    model = Counting()
+    before = state(model)
+    first = finetune(model, filled(x=torch.rand(64, 4)), ["fc.weight"], steps=3, batch=64).losses[0]
+    assert moved(before, model) == {"fc.weight"}
+    assert first == pytest.approx(1.6, abs=0.3)  # of logits, as in training mode
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+def test_labels_of_any_integer_dtype(dtype):
+    buffer = filled(x=torch.rand(64, 4), y=torch.randint(5, (64,)).to(dtype))
+    finetune(networks.mlp(5, inputs=4), buffer, ["fc3.bias"], steps=1)
+
+
+def test_labels_that_cross_entropy_ignores_are_no_error():
+    y = torch.randint(5, (64,))
+    y[::2] = -100
+    finetune(networks.mlp(5, inputs=4), filled(x=torch.rand(64, 4), y=y), ["fc3.bias"], steps=1)
+
+
+def test_things_that_cannot_be_finetuned_say_so():
+    model = networks.mlp(5, inputs=4)
+    buffer = filled(x=torch.rand(64, 4), logits=torch.zeros(64, 7))
+    with pytest.raises(ValueError, match="names is empty"):
+        finetune(model, buffer, [])
+    with pytest.raises(ValueError, match=r"stored logits have shape \(7,\), the network's have \(5,\)"):
+        finetune(model, buffer, ["fc3.bias"], distill=0.1)
+    with pytest.raises(ValueError, match=r"loss gave a tensor of shape \(32,\)"):
+        finetune(model, buffer, ["fc3.bias"], loss=lambda logits, y: F.cross_entropy(logits, y, reduction="none"))
+    with pytest.raises(ValueError, match=r"output has shape \(32,\); it must be \(batch, classes\)"):
+        finetune(model, buffer, ["fc3.bias"], forward=lambda model, x: model(x)[:, 0])
+
+
+def test_in_inference_mode_it_still_finetunes():
+    model = networks.mlp(5, inputs=4)
+    before, buffer = state(model), filled(x=torch.rand(64, 4))
+    with torch.inference_mode():
+        finetune(model, buffer, ["fc3.bias"], steps=1)
+    assert moved(before, model) == {"fc3.bias"}

@@ -169,7 +169,9 @@ def test_nothing_is_finetuned_before_a_shift_is_known():
     batches = list(shifting(shape))
     for x, y in batches[:30]:
         assert fpf.observe(x, y) is None
-    with pytest.warns(UserWarning, match=r"nothing was finetuned: no shift of the data was seen in 30 steps"):
+    with pytest.warns(
+        UserWarning, match=r"nothing was finetuned in 30 steps: no shift of the data was seen.* Call boundary"
+    ):
         assert fpf.finish() is None
     assert fpf.profile().chosen == ()
 
@@ -246,7 +248,7 @@ def test_only_the_chosen_groups_move_and_the_users_things_stay():
     torch.manual_seed(3)
     fpf.finish()
     assert torch.equal(torch.rand(1), following)
-    chosen = {name for group in fpf.profile().chosen for name in fpf.grouping[group]}
+    chosen = {name for group in fpf.profile().chosen for name in fpf._selection.grouping[group]}
     counters = {name for name in before if name.endswith("num_batches_tracked")}
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert moved == chosen | counters
@@ -364,37 +366,6 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         fpf.load_state_dict({**state, "format": 99})
 
 
-def test_the_profile_prints_a_table():
-    model = networks.resnet18(9)
-    fpf = FPF(model, groups=["bn.affine", "bn.stats", "fc"])
-    assert str(fpf.profile()) == "\n".join([
-        "group          S_g    parameters     share  chosen",
-        "conv1            –         1,728    0.015%",
-        "block1           –       147,456    1.320%",
-        "block2           –       524,288    4.692%",
-        "block3           –     2,097,152   18.769%",
-        "block4           –     8,388,608   75.076%",
-        "bn.affine        –         9,600    0.086%  yes",
-        "bn.stats         –             0    0.000%  yes",
-        "fc               –         4,617    0.041%  yes",
-        "chosen: 0.127% of the parameters; shifts of the data compared: 0",
-    ])  # fmt: skip
-
-
-def test_the_profile_is_plain_data_and_a_picture():
-    model, shape = make("mlp")
-    fpf = FPF(model, 64, steps=1)
-    run(model, shape, fpf, told=True)
-    profile = fpf.profile()
-    plain = profile.to_dict()
-    assert [group["name"] for group in plain["groups"]] == ["fc1", "fc2", "fc3"]
-    assert plain["comparisons"] == 1
-    axes = profile.plot()
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["fc3", "fc2", "fc1"]
-    widths = [bar.get_width() for bar in axes.patches][::-1]
-    assert widths == [group["sensitivity"] for group in plain["groups"]]
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -479,3 +450,67 @@ def test_a_threshold_that_no_group_passes_is_told():
 
 def test_the_object_is_forgetless_fpf():
     assert forgetless.FPF is FPF
+
+
+def test_a_failed_finetuning_keeps_the_step_and_the_batch():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, every=2, groups="all", augment=lambda x: 1 / 0)
+    batches = shifting(shape)
+    fpf.observe(*next(batches))
+    with pytest.raises(ZeroDivisionError):
+        fpf.observe(*next(batches))
+    assert (fpf.step, fpf.buffer.seen, fpf.finetunings) == (2, 32, 0)
+
+
+def test_a_state_saved_before_the_first_step_has_the_seed():
+    model, shape = make("mlp")
+    fpf, resumed = FPF(model, 4, seed=7), FPF(model, 4, seed=7)
+    resumed.load_state_dict(fpf.state_dict())
+    for x, y in list(shifting(shape))[:5]:
+        fpf.observe(x, y)
+        resumed.observe(x, y)
+    assert torch.equal(fpf.buffer["x"], resumed.buffer["x"])
+
+
+def test_a_network_that_is_frozen_as_a_whole_is_refused_at_once():
+    for model in (networks.mlp(4), networks.resnet18(4, width=4)):
+        with pytest.raises(ValueError, match="every parameter of .* is frozen"):
+            FPF(model.requires_grad_(False))
+
+
+def test_gradient_accumulation_makes_no_false_shift():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(shifting(shape, steps=1000), start=1):
+        (F.cross_entropy(model(x), y) / 100).backward()
+        if step % 100 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        fpf.observe(x, y)
+        if step == 1000:
+            break
+    assert fpf.shifts == []
+
+
+def test_a_network_that_changed_its_shape_is_told():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, window=2)
+    batches = shifting(shape)
+    fpf.observe(*next(batches))
+    model.fc3 = nn.Linear(100, 12)
+    with pytest.raises(ValueError, match=r"fc3\.weight had shape \(10, 100\), now it has \(12, 100\)"):
+        fpf.observe(*next(batches))
+
+
+def test_training_that_diverged_is_told():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, window=2)
+    for step, (x, y) in enumerate(shifting(shape, steps=4)):
+        if step == 4:
+            fpf.boundary()
+            with torch.no_grad():
+                model.fc1.weight.fill_(float("nan"))
+        fpf.observe(x, y)
+    with pytest.raises(ValueError, match="change of group 'fc1' is nan, .* has training diverged"):
+        fpf.finish()

@@ -195,13 +195,13 @@ def test_a_network_without_a_recognisable_head_is_refused_and_takes_a_named_one(
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.out = nn.Linear(4, 2)
+            self.guess = nn.Linear(4, 2)
             self.body = nn.LSTM(3, 4)
 
     with pytest.raises(ValueError, match="Odd has no recognisable head.*head='…', or give the groups"):
         groups(Odd())
-    parts = groups(Odd(), head="out")
-    assert parts["head"] == ("out.weight", "out.bias")
+    parts = groups(Odd(), head="guess")
+    assert parts["head"] == ("guess.weight", "guess.bias")
     assert_partition(Odd(), parts)
     with pytest.raises(ValueError, match="head='fc' is not a module with parameters of Odd"):
         groups(Odd(), head="fc")
@@ -210,3 +210,44 @@ def test_a_network_without_a_recognisable_head_is_refused_and_takes_a_named_one(
 def test_a_network_without_tensors_is_refused():
     with pytest.raises(ValueError, match="ReLU has neither parameters nor float buffers"):
         groups(nn.ReLU())
+
+
+def test_a_body_of_one_layer_is_one_group():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert groups(model) == {"stem": ("0.weight", "0.bias"), "head": ("2.weight", "2.bias")}
+
+
+def test_a_layer_with_a_parametrized_weight_is_one_layer():
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)),
+        nn.Linear(4, 4),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
+    )
+    parts = groups(model)
+    assert list(parts) == ["stem", "block1", "head", "buffers"]
+    assert all(name.startswith("0.") for name in parts["stem"] + parts["buffers"])
+    assert len(parts["head"]) == 3
+    assert_partition(model, parts)
+
+
+def test_the_last_of_several_usual_names_is_the_head():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.fc, self.out = nn.Conv2d(3, 4, 3), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    assert groups(Net())["head"] == ("out.weight", "out.bias")
+
+
+def test_a_layer_inside_a_repeated_one_is_no_head():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    with pytest.raises(ValueError, match="TransformerEncoder has no recognisable head"):
+        groups(encoder)
+
+
+def test_a_network_of_the_paper_with_more_than_its_table_knows_is_derived():
+    model = networks.resnet18(4, width=4)
+    model.projection = nn.Linear(4, 4)
+    parts = groups(model)
+    assert_partition(model, parts)
+    assert parts["head"] == ("fc.weight", "fc.bias")

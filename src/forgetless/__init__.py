@@ -7,8 +7,9 @@ from forgetless import networks
 from forgetless.buffer import Buffer
 from forgetless.dynamics import select, sensitivity
 from forgetless.finetuning import Finetuned, NonFiniteError, finetune, only
-from forgetless.fpf import FPF, Profile
+from forgetless.fpf import FPF
 from forgetless.grouping import groups
+from forgetless.profile import Profile
 
 __version__ = "0.1.0"
 

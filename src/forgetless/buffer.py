@@ -7,6 +7,7 @@ only remembers. A batch is taken at once, with fixed shapes and no read by the h
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -85,6 +86,12 @@ def herd(features: Tensor, count: int) -> Tensor:
     return torch.stack(picks)
 
 
+def check_whole(name: str, value: object) -> None:
+    """An error unless ``value`` is a whole number of 1 or more, numpy's included."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+
+
 def restore_generator(generator: torch.Generator | None, state: Tensor | None) -> None:
     """Set a generator to a saved state; an error if that was saved on another kind of device."""
     if generator is None or state is None:
@@ -107,11 +114,10 @@ class Buffer:
     def __init__(
         self, capacity: int, *, policy: str = "reservoir", device: torch.device | str | None = None, seed: int = 0
     ) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise ValueError(f"capacity is {capacity!r}; it must be a whole number of 1 or more")
+        check_whole("capacity", capacity)
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
-        self.capacity = capacity
+        self.capacity = int(capacity)
         self.policy = policy
         self.seed = seed
         self.seen = 0
@@ -150,7 +156,13 @@ class Buffer:
         """An error if ``batch`` does not fit what is stored; changes nothing."""
         if not batch:
             raise ValueError("a batch needs at least one column")
-        sizes = {name: len(column) if column.ndim else 0 for name, column in batch.items()}
+        for name, column in batch.items():
+            if not isinstance(column, Tensor) or not column.ndim:
+                got = (
+                    f"a tensor of shape {tuple(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
+                )
+                raise TypeError(f"column {name!r} is {got}; it must be a tensor with one row for each example")
+        sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"columns differ in length: {sizes}")
         if self.policy == "balanced" and "y" not in batch:
@@ -191,7 +203,7 @@ class Buffer:
 
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
-        """Put ``batch`` in place of everything held, for memories that are rebuilt (herding)."""
+        """Put ``batch`` in place of everything held and seen, for memories that are rebuilt (herding)."""
         self.check(batch)
         size = len(next(iter(batch.values())))
         if size > self.capacity:
@@ -199,7 +211,9 @@ class Buffer:
         self._open(batch)
         for name, column in batch.items():
             self._rows[name][:size] = column.detach().to(self._rows[name].device)
-        self._filled = size
+        if self.policy == "balanced":
+            self._keys[:size] = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
+        self._filled = self.seen = size
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """``size`` examples without replacement, or all there are if fewer."""

@@ -31,6 +31,9 @@ def change(now: Tensor, before: Tensor) -> Tensor:
 
 def changes(now: Snapshot, before: Snapshot) -> Changes:
     """The change of every tensor of a snapshot."""
+    for name in before:
+        if now[name].shape != before[name].shape:
+            raise ValueError(f"{name} had shape {tuple(before[name].shape)}, now it has {tuple(now[name].shape)}")
     return {name: change(now[name], before[name]) for name in before}
 
 
@@ -80,7 +83,9 @@ def sensitivity(changes: Mapping[str, float], statistics: Collection[str] | None
     values = {group: float(value) for group, value in changes.items()}
     for group, value in values.items():
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"change of group {group!r} is {value}; it must be finite and not negative")
+            raise ValueError(
+                f"the change of group {group!r} is {value}, but must be finite and not negative: has training diverged?"
+            )
     if statistics is None:
         statistics = [group for group in values if group.endswith(".stats")]
     summed = [group for group in values if group not in statistics] or list(values)
@@ -151,13 +156,15 @@ def boundaries(
     found. ``benchmarks/boundaries.py`` measures the three settings.
     """
     found: list[int] = []
-    start = 0
+    task: list[Sequence[float]] = []
     for window, row in enumerate(rows):
-        task = rows[start:window]
+        if not any(row):
+            continue
         highest = [max(past) for past in zip(*task, strict=True)]
         if len(task) >= settle and is_boundary(row, task[-settle:], highest, jump, floor):
             found.append(window)
-            start = window
+            task = []
+        task.append(row)
     return found
 
 
@@ -165,7 +172,7 @@ def _distance(now: Tensor, before: Tensor) -> Tensor:
     if now.shape != before.shape:
         raise ValueError(f"shapes differ: {tuple(now.shape)} now, {tuple(before.shape)} before")
     wide = torch.promote_types(now.dtype, torch.float32)  # bfloat16 has too few digits to average in
-    return (now.detach().to(wide) - before.detach().to(wide)).abs()
+    return (now.detach().to(wide) - before.detach().to(now.device, wide)).abs()
 
 
 def _ratio(now: float, past: float) -> float:

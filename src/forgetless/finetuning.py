@@ -6,9 +6,8 @@ drawn from the buffer without replacement. The loss is cross-entropy, or with ``
     CE(y, f(x)) + λ · MSE(z, f(x)),   z the logits stored with x.
 
 Batch norm: chosen weights and biases take gradients. Where the running statistics are chosen, those layers run in
-training mode and update them; where they are not, the layers run in evaluation mode and the statistics stay. Every
-other module runs in training mode. Exactly the chosen tensors move (with chosen statistics, their counter of batches
-moves too).
+training mode and update them; where they are not, the layers run in evaluation mode and the statistics stay. Exactly
+the chosen tensors move (with chosen statistics, their counter of batches moves too).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.buffer import Buffer
-from forgetless.grouping import float_tensors, unwrap
+from forgetless.buffer import Buffer, check_whole
+from forgetless.grouping import float_tensors, is_norm, unwrap
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -65,23 +64,29 @@ def call(model: nn.Module, x: Any) -> Tensor:
 def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter]]:
     """Within: exactly the parameters in ``names`` take gradients, exactly the statistics in ``names`` are updated.
 
-    Gives those parameters. On leaving, every ``requires_grad`` flag and train/eval mode is as it was.
+    Gives those parameters. The network runs in training mode (dropout is active); where it is in training mode
+    already, a part of it that is in evaluation mode stays so, and so does what is frozen as a whole. On leaving,
+    every ``requires_grad`` flag and train/eval mode is as it was.
     """
     network = unwrap(model)
+    chosen = set(names)
     parameters = dict(network.named_parameters())
-    _check_names(network, names)
+    check_names(network, chosen)
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     modes = [(module, module.training) for module in model.modules()]
-    chosen = [parameters[name] for name in parameters if name in set(names)]
     try:
+        if not model.training:
+            model.train()
+            for module in network.modules():
+                if _is_frozen(module):
+                    module.eval()
         for name, parameter in parameters.items():
-            parameter.requires_grad_(name in set(names))
-        model.train()
+            parameter.requires_grad_(name in chosen)
         for path, module in network.named_modules():
             statistics = _statistics(path, module)
-            if statistics and not statistics <= set(names):
-                module.training = False
-        yield chosen
+            if statistics:
+                module.training = statistics <= chosen
+        yield [parameter for name, parameter in parameters.items() if name in chosen]
     finally:
         for name, parameter in parameters.items():
             parameter.requires_grad_(flags[name])
@@ -125,36 +130,43 @@ def finetune(
     names = _trainable(network, names)
     device = next(network.parameters()).device
     moving = _moving(network, names)
-    before = {name: tensor.detach().clone() for name, tensor in moving.items()}
-    losses = torch.zeros(steps, device=device)
-    criterion = F.cross_entropy if loss is None else loss
-    with untouched_randomness(generator), torch.enable_grad(), _eager():
+    with untouched_randomness(generator), torch.inference_mode(False), torch.enable_grad(), _eager():
+        before = {name: tensor.detach().clone() for name, tensor in moving.items()}
+        still = {name: buffer.clone() for name, buffer in network.named_buffers() if name not in moving}
+        losses = torch.zeros(steps, device=device)
         with only(model, names) as parameters:
             try:
                 for step in range(steps):
+                    torch.clear_autocast_cache()  # inside a user's autocast it would keep the weights of the first step
                     rows = {name: column.to(device) for name, column in buffer.draw(batch, generator).items()}
                     x, y = unpack(rows), rows["y"]
                     context = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
                     with context:
                         logits = forward(model, x if augment is None else augment(x))
-                        if step == 0 and loss is None:
-                            check_labels(buffer["y"], logits)
-                        value = criterion(logits, y)
+                        if step == 0:
+                            _check_first(buffer, logits, loss, distill)
+                        value = F.cross_entropy(logits, _labels(y)) if loss is None else loss(logits, y)
+                        if value.ndim:
+                            raise ValueError(
+                                f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number"
+                            )
                         if distill:
                             value = value + distill * F.mse_loss(logits.float(), rows["logits"].float())
                     losses[step] = value.detach()
                     rate = lr / 2 * (1 + math.cos(math.pi * step / steps))
-                    gradients = torch.autograd.grad(value, parameters, allow_unused=True) if parameters else ()
+                    learns = bool(parameters) and value.requires_grad
+                    gradients = torch.autograd.grad(value, parameters, allow_unused=True) if learns else ()
                     with torch.no_grad():
-                        for parameter, gradient in zip(parameters, gradients, strict=True):
+                        for parameter, gradient in zip(parameters, gradients, strict=learns):
                             if gradient is not None:
                                 parameter.add_(gradient, alpha=-rate)
                 _check_finite(losses, {name: float_tensors(network)[name] for name in names})
             except BaseException:
-                with torch.no_grad():
-                    for name, tensor in moving.items():
-                        tensor.copy_(before[name])
+                _restore(moving, before)
                 raise
+            finally:
+                _restore(dict(network.named_buffers()), still)
+                torch.clear_autocast_cache()
     return Finetuned(tuple(losses.tolist()), tuple(names))
 
 
@@ -171,11 +183,6 @@ def unpack(rows: Mapping[str, Tensor]) -> Any:
     return {name.removeprefix("x."): column for name, column in rows.items() if name.startswith("x.")}
 
 
-def check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of 1 or more")
-
-
 def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocast: torch.dtype | None) -> None:
     check_whole("steps", steps)
     check_whole("batch", batch)
@@ -188,15 +195,17 @@ def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocas
 
 
 def check_labels(y: Tensor, logits: Tensor) -> None:
-    """An error if class labels do not index the columns of ``logits``. The host waits here."""
+    """An error if class labels do not index the columns of ``logits``; −100 means no label. The host waits here."""
     if y.is_floating_point() or not y.numel():
         return
+    if logits.ndim < 2:
+        raise ValueError(f"the network's output has shape {tuple(logits.shape)}; it must be (batch, classes)")
     classes = logits.shape[1]
-    low, high = torch.stack(y.aminmax()).tolist()
+    labels = _labels(y)
+    low, high = torch.stack(torch.where(labels == -100, 0, labels).aminmax()).tolist()
     if low < 0 or high >= classes:
-        raise ValueError(
-            f"labels from {low} to {high}; the network has {classes} outputs, so they must be 0 to {classes - 1}"
-        )
+        allowed = f"0 to {classes - 1}"
+        raise ValueError(f"labels from {low} to {high}; the network has {classes} outputs, so they must be {allowed}")
 
 
 @contextmanager
@@ -230,9 +239,31 @@ def _eager() -> AbstractContextManager[None]:
     return stance
 
 
+def _labels(y: Tensor) -> Tensor:
+    """Class labels of any integer dtype as cross-entropy wants them."""
+    return y if y.is_floating_point() else y.long()
+
+
+def _check_first(buffer: Buffer, logits: Tensor, loss: Loss | None, distill: float) -> None:
+    """Before the first update: do the stored labels and logits fit what the network gives?"""
+    if loss is None:
+        check_labels(buffer["y"], logits)
+    if distill and buffer["logits"].shape[1:] != logits.shape[1:]:
+        stored, now = tuple(buffer["logits"].shape[1:]), tuple(logits.shape[1:])
+        raise ValueError(f"the stored logits have shape {stored}, the network's have {now}; distill needs them equal")
+
+
+def _restore(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in values.items():
+            tensors[name].copy_(value)
+
+
 def _trainable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     """``names`` less the parameters that are frozen; an error if nothing is left."""
-    _check_names(network, names)
+    if not names:
+        raise ValueError("names is empty: name the tensors to finetune")
+    check_names(network, names)
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
     left = tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
     if not left:
@@ -242,7 +273,8 @@ def _trainable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     return left
 
 
-def _check_names(network: nn.Module, names: Collection[str]) -> None:
+def check_names(network: nn.Module, names: Collection[str]) -> None:
+    """An error if a name is not a tensor's, or if only some of the statistics of a layer are named."""
     known = float_tensors(network)
     for name in names:
         if name not in known:
@@ -255,9 +287,17 @@ def _check_names(network: nn.Module, names: Collection[str]) -> None:
 
 
 def _statistics(path: str, module: nn.Module) -> set[str]:
-    """Names of the float buffers a module holds itself."""
+    """Names of the float buffers of a normalisation layer: its running statistics."""
+    if not is_norm(module):
+        return set()
     prefix = f"{path}." if path else ""
     return {prefix + name for name, buffer in module.named_buffers(recurse=False) if buffer.is_floating_point()}
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    """Whether it has parameters, and none that requires gradients."""
+    flags = [parameter.requires_grad for parameter in module.parameters()]
+    return bool(flags) and not any(flags)
 
 
 def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from forgetless.networks import MLP, VGG11, ResNet
 
@@ -38,7 +39,19 @@ TABLES: Mapping[type[nn.Module], tuple[tuple[str, str], ...]] = {
     VGG11: ((r"\1", r"(conv1|block\d|fc\d)\..*"),),
 }
 
-HEAD_NAMES = ("head", "heads", "fc", "classifier", "lm_head", "score", "output", "logits")
+HEAD_NAMES = (
+    "head",
+    "heads",
+    "fc",
+    "classifier",
+    "lm_head",
+    "score",
+    "out",
+    "output",
+    "output_layer",
+    "logits",
+    "final",
+)
 
 
 def groups(model: nn.Module, head: str | None = None) -> Groups:
@@ -51,8 +64,8 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
     if not tensors:
         raise ValueError(f"{type(network).__name__} has neither parameters nor float buffers to group")
     for kind, table in TABLES.items():
-        if isinstance(network, kind) and head is None:
-            return _sorted(_by_table(tensors, table))
+        if isinstance(network, kind) and head is None and (parts := _by_table(tensors, table)):
+            return _sorted(parts)
     return _sorted(_derived(network, tensors, head))
 
 
@@ -87,13 +100,17 @@ def counts(model: nn.Module, groups: Mapping[str, tuple[str, ...]]) -> dict[str,
 def is_norm(module: nn.Module) -> bool:
     """A normalisation layer: one of torch's, or a leaf whose class says so (Hugging Face, timm, a user's own)."""
     named = "norm" in type(module).__name__.lower()
-    return named and not _is_composite(module)
+    return named and not _is_composite(module) and not parametrize.is_parametrized(module)
 
 
 def _by_table(tensors: Mapping[str, Tensor], table: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
+    """Groups by the first pattern that fits a name; none at all if a name fits none, as in a subclass with more."""
     parts: dict[str, list[str]] = {}
     for name in tensors:
-        match, group = next((m, group) for group, pattern in table if (m := re.fullmatch(pattern, name)))
+        matches = ((re.fullmatch(pattern, name), group) for group, pattern in table)
+        match, group = next(((match, group) for match, group in matches if match), (None, ""))
+        if match is None:
+            return {}
         parts.setdefault(match.expand(group), []).append(name)
     return parts
 
@@ -102,12 +119,12 @@ def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None
     parameters = {name for name, _ in network.named_parameters()}
     owner: dict[str, str] = {}  # tensor -> group, for the groups that module types decide
     for path, module in network.named_modules():
-        if is_norm(module):
+        if is_norm(module) and "parametrizations" not in path.split("."):  # not the _SpectralNorm of a layer's weight
             for name in _own(path, module, tensors):
                 owner[name] = "norm.affine" if name in parameters else "norm.stats"
     owner.update((name, "buffers") for name in tensors if name not in parameters and name not in owner)
     path = _head(network, head)
-    own = {id(tensor) for tensor in network.get_submodule(path).parameters(recurse=head is not None)}
+    own = {id(tensor) for tensor in network.get_submodule(path).parameters()}
     owner.update((name, "head") for name, tensor in tensors.items() if id(tensor) in own)
 
     body = [name for name in tensors if name not in owner]
@@ -137,17 +154,19 @@ def _head(network: nn.Module, head: str | None) -> str:
     layers: list[tuple[str, nn.Module]] = [
         (path, module)
         for path, module in network.named_modules(remove_duplicate=False)
-        if any(True for _ in module.parameters(recurse=False)) and not is_norm(module)
+        if any(True for _ in module.parameters(recurse=False)) or parametrize.is_parametrized(module)
+        if not is_norm(module) and "parametrizations" not in path.split(".")
     ]
     linear = [path for path, module in layers if _is_linear(module)]
     usual = [path for path in linear if path.split(".")[0] in HEAD_NAMES]
     if usual:
         return usual[-1]
-    if linear and layers[-1][0] == linear[-1]:
+    if linear and layers[-1][0] == linear[-1] and not _in_repeated(network, linear[-1]):
         return linear[-1]
     raise ValueError(
         f"{type(network).__name__} has no recognisable head: its last layer with parameters is not a linear layer or a "
-        f"convolution. Name the module of the output layer, head='…', or give the groups, grouping={{group: names}}"
+        "convolution of its own. Name the module of the output layer, head='…', or give the groups, "
+        "grouping={group: names}"
     )
 
 
@@ -169,7 +188,7 @@ def _units(module: nn.Module, path: str, body: set[str]) -> Iterator[str]:
     stages = max(repeated.values(), default=0) >= 3
     for child_path, child in children:
         plain = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        if not stages and (plain or len(children) == 1 or _has_repeated(child)):
+        if not stages and _is_composite(child) and (plain or len(children) == 1 or _has_repeated(child)):
             yield from _units(child, child_path, body)
         else:
             yield child_path
@@ -196,8 +215,20 @@ def _first_block(units: Sequence[nn.Module | None]) -> int:
     return next((i for i, kind in enumerate(kinds) if i and kind), 1)
 
 
+def _in_repeated(network: nn.Module, path: str) -> bool:
+    """Whether a module is part of one of several sibling layers of one type, and so no layer of its own."""
+    parts = path.split(".") if path else []
+    for i in range(len(parts)):
+        parent = network.get_submodule(".".join(parts[:i]))
+        part = network.get_submodule(".".join(parts[: i + 1]))
+        if _is_composite(part) and sum(type(child) is type(part) for child in parent.children()) > 1:
+            return True
+    return False
+
+
 def _is_composite(module: nn.Module) -> bool:
-    return any(True for _ in module.children())
+    """Whether it is made of other modules; a layer with a parametrization (weight norm) is one layer."""
+    return any(name != "parametrizations" for name, _ in module.named_children())
 
 
 def _own(path: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:

@@ -133,6 +133,8 @@ class Detector:
 
     def see(self, row: Sequence[float]) -> bool:
         """Whether this window begins a new task."""
+        if not any(row):
+            return False
         settled = len(self._recent) == self._recent.maxlen
         begins = settled and dynamics.is_boundary(row, list(self._recent), self._highest, self._jump, self._floor)
         if begins:

@@ -1,0 +1,70 @@
+"""The forgetting profile: which groups of parameters move when the data shifts, and which are finetuned."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Group:
+    """One line of a profile."""
+
+    name: str
+    sensitivity: float | None  # S_g; None before a shift of the data was seen, or where all is frozen
+    parameters: int
+    share: float  # of all parameters of the network
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Which groups of parameters move when the data shifts, and which of them are finetuned."""
+
+    groups: tuple[Group, ...]
+    comparisons: int  # of consecutive tasks, of which the sensitivities are the mean
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        return tuple(group.name for group in self.groups if group.chosen)
+
+    @property
+    def share(self) -> float:
+        """The chosen groups' share of all parameters."""
+        return sum(group.share for group in self.groups if group.chosen)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        width = max(len("group"), *(len(group.name) for group in self.groups))
+        lines = [f"{'group':<{width}}  {'S_g':>7}  {'parameters':>12}  {'share':>8}  chosen"]
+        for group in self.groups:
+            score = "–" if group.sensitivity is None else f"{group.sensitivity:.3f}"
+            mark = "yes" if group.chosen else ""
+            lines.append(
+                f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.3%}  {mark}".rstrip()
+            )
+        lines.append(f"chosen: {self.share:.3%} of the parameters; shifts of the data compared: {self.comparisons}")
+        return "\n".join(lines)
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """A bar for each group's S_g, the chosen ones filled. Needs matplotlib, the extra ``forgetless[plot]``."""
+        if axes is None:
+            from matplotlib.figure import Figure
+
+            axes = Figure(figsize=(7, 0.6 + 0.35 * len(self.groups)), layout="constrained").subplots()
+        names = [group.name for group in self.groups][::-1]
+        scores = [group.sensitivity or 0.0 for group in self.groups][::-1]
+        colours = ["#c2410c" if group.chosen else "#d6d3d1" for group in self.groups][::-1]
+        bars = axes.barh(names, scores, color=colours)
+        axes.bar_label(bars, [f"{score:.2f}" for score in scores], padding=3)
+        axes.axvline(1.0, color="#57534e", linewidth=0.8, linestyle="--")
+        axes.margins(x=0.12)
+        axes.set_xlabel("sensitivity $S_g$ (mean over trainable groups: 1)")
+        axes.set_title(f"chosen: {self.share:.2%} of the parameters")
+        axes.spines[["top", "right"]].set_visible(False)
+        return axes

@@ -1,0 +1,121 @@
+"""Which groups of a network are finetuned: by sensitivity, by list, or all; chosen once and kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+
+from torch import nn
+
+from forgetless import dynamics
+from forgetless.finetuning import check_names
+from forgetless.grouping import Groups, counts, float_tensors, is_norm
+from forgetless.grouping import groups as derive
+from forgetless.profile import Group, Profile
+
+
+class Selection:
+    """The groups of ``network`` that are tracked, and those that are chosen.
+
+    ``groups`` is "auto" (S_g above ``threshold``), "all" or names of groups; ``grouping`` takes the place of
+    ``forgetless.groups(network, head)``. What is frozen now is neither tracked nor chosen.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        groups: str | Collection[str] = "auto",
+        threshold: float = 1.0,
+        grouping: Mapping[str, Collection[str]] | None = None,
+        head: str | None = None,
+    ) -> None:
+        self._network = network
+        self.threshold = threshold
+        self.grouping = derive(network, head) if grouping is None else _partition(network, grouping)
+        parameters = dict(network.named_parameters())
+        frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
+        # The statistics of a normalisation layer whose weights are frozen stay with them.
+        for path, module in network.named_modules():
+            own = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
+            if is_norm(module) and own and not any(own):
+                frozen |= {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
+        # What can move, by group; a group without such a tensor is left out.
+        self._live = {g: left for g, names in self.grouping.items() if (left := [n for n in names if n not in frozen])}
+        self._statistics = [group for group, names in self._live.items() if not parameters.keys() & set(names)]
+        if len(self._live) == len(self._statistics):
+            raise ValueError(f"every parameter of {type(network).__name__} is frozen (requires_grad=False)")
+        if not math.isfinite(threshold):
+            raise ValueError(f"threshold is {threshold}; it must be a finite number")
+        self.fixed = groups != "auto"
+        self.chosen = self._listed(groups) if self.fixed else None
+
+    @property
+    def tracked(self) -> list[str]:
+        """Names of all tensors that can move."""
+        return [name for names in self._live.values() for name in names]
+
+    def names(self, chosen: Collection[str]) -> list[str]:
+        """Names of the tensors of these groups."""
+        return [name for group in chosen for name in self._live[group]]
+
+    def by_group(self, by_layer: Mapping[str, float]) -> dict[str, float]:
+        return dynamics.group_changes(by_layer, self._live)
+
+    def trainable(self, by_group: Mapping[str, float]) -> list[float]:
+        """The changes of the groups that are not statistics, which tell a boundary."""
+        return [value for group, value in by_group.items() if group not in self._statistics]
+
+    def scores(self, by_layer: Mapping[str, float]) -> dict[str, float]:
+        """S_g from the changes between tasks; empty while there are none."""
+        by_group = self.by_group(by_layer) if by_layer else {}
+        if not any(self.trainable(by_group)):
+            return {}
+        return dynamics.sensitivity(by_group, self._statistics)
+
+    def choice(self, by_layer: Mapping[str, float]) -> tuple[str, ...]:
+        """The groups to finetune: those chosen already, or those these changes choose; none while nothing is known."""
+        return self.chosen if self.chosen is not None else dynamics.select(self.scores(by_layer), self.threshold)
+
+    def profile(self, by_layer: Mapping[str, float], comparisons: int) -> Profile:
+        scores, chosen = self.scores(by_layer), self.choice(by_layer)
+        sizes = counts(self._network, self.grouping)
+        total = sum(parameter.numel() for parameter in self._network.parameters())
+        groups = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
+        return Profile(tuple(groups), comparisons)
+
+    def why_not(self, by_layer: Mapping[str, float]) -> str:
+        """Why nothing is chosen."""
+        scores = self.scores(by_layer)
+        if not scores:
+            return "no shift of the data was seen, so no sensitivity is known"
+        highest = max(scores, key=lambda group: scores[group])
+        return f"no S_g is above the threshold {self.threshold}; the highest is {highest}, {scores[highest]:.2f}"
+
+    def _listed(self, groups: str | Collection[str]) -> tuple[str, ...]:
+        """The groups of the setting ``groups``, all of them existing and not frozen."""
+        chosen = dynamics.select(dict.fromkeys(self.grouping, 0.0), groups=groups)
+        frozen = [group for group in chosen if group not in self._live]
+        if frozen and groups != "all":
+            raise ValueError(f"group {frozen[0]!r} is frozen: all its parameters have requires_grad=False")
+        return tuple(group for group in chosen if group in self._live)
+
+
+def _partition(network: nn.Module, grouping: Mapping[str, Collection[str]]) -> Groups:
+    """A user's groups, checked: every tensor exists and is in one group only. What is in none stays as it is."""
+    known = float_tensors(network)
+    owner: dict[str, str] = {}
+    for group, names in grouping.items():
+        if not names or isinstance(names, str):
+            raise ValueError(
+                f"grouping: group {group!r} is {names!r}; it must be a list of one or more names of tensors"
+            )
+        for name in names:
+            if name not in known:
+                raise ValueError(f"grouping: group {group!r} names {name!r}, which is no parameter or float buffer")
+            if name in owner:
+                raise ValueError(f"grouping: {name!r} is in both {owner[name]!r} and {group!r}; one group each")
+            owner[name] = group
+        check_names(network, names)
+    if not owner:
+        raise ValueError("grouping is empty; give {group: names of tensors}")
+    return {group: tuple(names) for group, names in grouping.items()}
