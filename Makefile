@@ -4,8 +4,8 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test lint format clean
 
-demo: $(VENV)/installed          ## set up, then run the example: three ways through the digits stream
-	$(BIN)/python examples/own_loop.py
+demo: $(VENV)/installed          ## set up, then train nine ways on digits in five tasks; ends with a table and a page
+	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

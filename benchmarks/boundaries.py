@@ -46,7 +46,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def window_changes(way: dict[str, Any], seed: int) -> tuple[list[list[float]], list[int]]:
-    """The changes of fc1, fc2, fc3 in every window, and the windows in which the data really shifted."""
+    """The changes of every tensor in every window, and the windows in which the data really shifted."""
     own_loop.BATCH, own_loop.EPOCHS = way["batch"], way["epochs"]
     x, y, *_ = own_loop.digits()
     torch.manual_seed(seed)
@@ -57,8 +57,7 @@ def window_changes(way: dict[str, Any], seed: int) -> tuple[list[list[float]], l
     )
     if name == "adam":
         optimizer = torch.optim.Adam(model.parameters(), lr=float(lr))
-    parts = forgetless.groups(model)
-    tracker = Tracker(model, [tensor for names in parts.values() for tensor in names])
+    tracker = Tracker(model, [name for name, _ in model.named_parameters()])
     tracker.start()
     rows, shifts, task = [], [], 0
     for step, (images, labels) in enumerate(own_loop.stream(x, y, seed), start=1):
@@ -71,8 +70,7 @@ def window_changes(way: dict[str, Any], seed: int) -> tuple[list[list[float]], l
         if step % way["window"] == 0:
             row = tracker.mark()
             assert row is not None
-            by_layer = dict(zip(tracker.names, row.changes.tolist(), strict=True))
-            rows.append(list(dynamics.group_changes(by_layer, parts).values()))
+            rows.append(row.changes.tolist())
     return rows, shifts
 
 

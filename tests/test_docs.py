@@ -1,20 +1,46 @@
 """The README's code runs and its numbers are those of the records."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 import forgetless
+from forgetless.config import resolve
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+def test_the_training_of_the_readme_runs(capsys):
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[1]
+    exec(code, {})
+    assert "fc3" in capsys.readouterr().out
+
+
+def test_the_commands_of_the_readme_are_understood(tmp_path, monkeypatch):
+    (block,) = re.findall(r"```\n(forgetless demo.*?)```", README, re.S)
+    for line in block.splitlines():
+        words = line.partition("#")[0].split()[1:]
+        if words[0] == "run":
+            options = [word for word in words[3:] if word.startswith("--")]
+            helped = subprocess.run(
+                [sys.executable, "-c", "from forgetless.cli import main; main()", "run", "--help"],
+                capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
+            ).stdout  # fmt: skip
+            assert all(option in helped for option in options), line
+            resolve(words[1], words[2], {})
+        else:
+            assert words[0] in ("demo", "list", "data")
+
+
 def test_the_loop_of_the_readme_runs(capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
     torch.manual_seed(0)
     model = forgetless.networks.mlp(4, inputs=6)
     generator = torch.Generator().manual_seed(0)

@@ -12,9 +12,11 @@ def changes(*by_layer):
 
 def test_scores_and_choice_worked_by_hand():
     selection = Selection(networks.mlp(10), threshold=1.0)
-    by_layer = changes(1.0, 3.0, 0.0, 4.0, 9.0, 7.0)  # groups 2, 2, 8: S = 3 × (2, 2, 8) / 12
-    assert selection.scores(by_layer) == {"fc1": 0.5, "fc2": 0.5, "fc3": 2.0}
-    assert selection.choice(by_layer) == ("fc3",)
+    by_tensor = changes(2.0, 2.0, 2.0, 2.0, 8.0, 8.0)  # S = 3 × (2, 2, 8) / 12
+    assert selection.scores(by_tensor) == pytest.approx({"fc1": 0.5, "fc2": 0.5, "fc3": 2.0})
+    assert selection.choice(by_tensor) == ("fc3",)
+    by_tensor = changes(0.0, 8.0, 0.0, 0.0, 0.0, 0.0)  # only the bias of fc1: one group alone moves
+    assert selection.scores(by_tensor) == pytest.approx({"fc1": 3.0, "fc2": 0.0, "fc3": 0.0})
     assert selection.names(("fc3",)) == ["fc3.weight", "fc3.bias"]
 
 

@@ -1,7 +1,7 @@
 """How far the parameters of a network move, and which groups move most when the data shifts.
 
 Zhao et al., "Does Continual Learning Equally Forget All Parameters?" (ICML 2023), Sec. 4.1 and Eq. 1. A *snapshot* maps
-the name of a tensor (the paper's layer ℓ) to its value at the end of an epoch or of a window of steps; a *group* is a
+the name of a tensor to its value at the end of an epoch or of a window of steps; a *group* is a
 set of such names. Everything here is a pure function: tensors in, tensors out.
 """
 
@@ -67,9 +67,24 @@ def between_windows(snapshots: Sequence[Snapshot]) -> list[Changes]:
     return [changes(now, before) for before, now in pairwise(snapshots)]
 
 
-def group_changes(by_layer: Mapping[str, float], groups: Mapping[str, Collection[str]]) -> dict[str, float]:
-    """(1/|g|) · Σ_{ℓ∈g} C_ℓ: the mean change of a group's tensors, each tensor counted once whatever its size."""
-    return {group: sum(float(by_layer[name]) for name in names) / len(names) for group, names in groups.items()}
+def group_changes(
+    changes: Mapping[str, float], groups: Mapping[str, Collection[str]], sizes: Mapping[str, int]
+) -> dict[str, float]:
+    """(1/|g|) · Σ_{ℓ∈g} C_ℓ: the mean change of a group's layers, each counted once whatever its size.
+
+    A layer ℓ is what a group has of one module, say the weight and bias of a linear layer; C_ℓ is the mean over all
+    its elements; ``changes`` and ``sizes`` hold the mean change and the number of elements of each tensor.
+    """
+    means = {}
+    for group, names in groups.items():
+        layers: dict[str, list[str]] = {}
+        for name in names:
+            layers.setdefault(name.rpartition(".")[0], []).append(name)
+        total = 0.0
+        for tensors in layers.values():
+            total += sum(sizes[t] * float(changes[t]) for t in tensors) / sum(sizes[t] for t in tensors)
+        means[group] = total / len(layers)
+    return means
 
 
 def sensitivity(changes: Mapping[str, float], statistics: Collection[str] | None = None) -> dict[str, float]:
@@ -149,9 +164,9 @@ def boundaries(
 ) -> list[int]:
     """The windows (counted from 0) in which a new task begins, found from the window changes alone.
 
-    ``rows[w]`` holds the change of each group over window w. All layers change more when the task switches (Sec.
+    ``rows[w]`` holds the change of each tensor over window w. All layers change more when the task switches (Sec.
     4.2): a window begins a new task when its change is more than ``jump`` times the largest of the last ``settle``
-    windows and more than ``floor`` times the largest of the whole task, each for the median group. The second
+    windows and more than ``floor`` times the largest of the whole task, each for the median tensor. The second
     condition keeps out the noise of a converged network. A task needs ``settle`` windows before the next can be
     found. ``benchmarks/boundaries.py`` measures the three settings.
     """

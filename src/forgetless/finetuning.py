@@ -37,6 +37,33 @@ class NonFiniteError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Finetune:
+    """FPF or k-FPF beside a method, as settings. The defaults are the paper's for FPF; for k-FPF see ``k_fpf``."""
+
+    every: int | None = None  # τ: also finetune after every so many steps; None: only at the end
+    steps: int = 300
+    lr: float = 0.05
+    distill: float = 0.0  # λ
+    groups: str | tuple[str, ...] = "auto"
+    threshold: float = 1.0  # with groups "auto": S_g above it
+    batch: int = 32
+
+    @staticmethod
+    def k_fpf(every: int, steps: int = 100, threshold: float = 0.3, **settings: Any) -> Finetune:
+        """The paper's defaults for k-FPF."""
+        return Finetune(every=every, steps=steps, threshold=threshold, **settings)
+
+    def due(self, step: int) -> bool:
+        """Whether to finetune after this step (from 1)."""
+        return self.every is not None and step % self.every == 0
+
+    def check(self) -> None:
+        check_settings(steps=self.steps, lr=self.lr, distill=self.distill, batch=self.batch, autocast=None)
+        if self.every is not None:
+            check_whole("every", self.every)
+
+
+@dataclass(frozen=True)
 class Finetuned:
     """What a finetuning did: its losses, one a step, and the tensors it moved."""
 
@@ -127,7 +154,7 @@ def finetune(
         )
     generator = generator or buffer.generator
     network = unwrap(model)
-    names = _trainable(network, names)
+    names = unfrozen(network, names)
     device = next(network.parameters()).device
     moving = _moving(network, names)
     with untouched_randomness(generator), torch.inference_mode(False), torch.enable_grad(), _eager():
@@ -259,7 +286,7 @@ def _restore(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Non
             tensors[name].copy_(value)
 
 
-def _trainable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
+def unfrozen(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     """``names`` less the parameters that are frozen; an error if nothing is left."""
     if not names:
         raise ValueError("names is empty: name the tensors to finetune")

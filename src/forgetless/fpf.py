@@ -225,8 +225,8 @@ class FPF:
 
     def _begins_task(self, row: Row) -> bool:
         assert self._detector is not None
-        by_layer = dict(zip(self._tracker.names, row.changes.tolist(), strict=True))
-        begins = self._detector.see(self._selection.trainable(self._selection.by_group(by_layer)))
+        by_tensor = dict(zip(self._tracker.names, row.changes.tolist(), strict=True))
+        begins = self._detector.see(self._selection.of_weights(by_tensor))
         if begins:
             self.shifts.append(self.step - self.window)
         return begins

@@ -41,6 +41,7 @@ class Selection:
                 frozen |= {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
         # What can move, by group; a group without such a tensor is left out.
         self._live = {g: left for g, names in self.grouping.items() if (left := [n for n in names if n not in frozen])}
+        self._sizes = {name: tensor.numel() for name, tensor in float_tensors(network).items()}
         self._statistics = [group for group, names in self._live.items() if not parameters.keys() & set(names)]
         if len(self._live) == len(self._statistics):
             raise ValueError(f"every parameter of {type(network).__name__} is frozen (requires_grad=False)")
@@ -58,34 +59,33 @@ class Selection:
         """Names of the tensors of these groups."""
         return [name for group in chosen for name in self._live[group]]
 
-    def by_group(self, by_layer: Mapping[str, float]) -> dict[str, float]:
-        return dynamics.group_changes(by_layer, self._live)
+    def by_group(self, by_tensor: Mapping[str, float]) -> dict[str, float]:
+        return dynamics.group_changes(by_tensor, self._live, self._sizes)
 
-    def trainable(self, by_group: Mapping[str, float]) -> list[float]:
-        """The changes of the groups that are not statistics, which tell a boundary."""
-        return [value for group, value in by_group.items() if group not in self._statistics]
+    def of_weights(self, by_tensor: Mapping[str, float]) -> list[float]:
+        """The changes of the tensors that are not statistics, which tell a boundary."""
+        return [by_tensor[name] for g, names in self._live.items() if g not in self._statistics for name in names]
 
-    def scores(self, by_layer: Mapping[str, float]) -> dict[str, float]:
+    def scores(self, by_tensor: Mapping[str, float]) -> dict[str, float]:
         """S_g from the changes between tasks; empty while there are none."""
-        by_group = self.by_group(by_layer) if by_layer else {}
-        if not any(self.trainable(by_group)):
+        if not by_tensor or not any(self.of_weights(by_tensor)):
             return {}
-        return dynamics.sensitivity(by_group, self._statistics)
+        return dynamics.sensitivity(self.by_group(by_tensor), self._statistics)
 
-    def choice(self, by_layer: Mapping[str, float]) -> tuple[str, ...]:
+    def choice(self, by_tensor: Mapping[str, float]) -> tuple[str, ...]:
         """The groups to finetune: those chosen already, or those these changes choose; none while nothing is known."""
-        return self.chosen if self.chosen is not None else dynamics.select(self.scores(by_layer), self.threshold)
+        return self.chosen if self.chosen is not None else dynamics.select(self.scores(by_tensor), self.threshold)
 
-    def profile(self, by_layer: Mapping[str, float], comparisons: int) -> Profile:
-        scores, chosen = self.scores(by_layer), self.choice(by_layer)
+    def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
+        scores, chosen = self.scores(by_tensor), self.choice(by_tensor)
         sizes = counts(self._network, self.grouping)
         total = sum(parameter.numel() for parameter in self._network.parameters())
         groups = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
         return Profile(tuple(groups), comparisons)
 
-    def why_not(self, by_layer: Mapping[str, float]) -> str:
+    def why_not(self, by_tensor: Mapping[str, float]) -> str:
         """Why nothing is chosen."""
-        scores = self.scores(by_layer)
+        scores = self.scores(by_tensor)
         if not scores:
             return "no shift of the data was seen, so no sensitivity is known"
         highest = max(scores, key=lambda group: scores[group])

@@ -1,0 +1,108 @@
+"""The paper's MLP column: real Seq-MNIST, buffer 500, every row, settings chosen on the validation split.
+
+    python benchmarks/seq_mnist.py search --work FOLDER   # every point of the grids on validation, two seeds
+    python benchmarks/seq_mnist.py final --work FOLDER    # the best of each row on all training images, five seeds
+
+Two processes with one thread each; what is in FOLDER already is not done again. ``search`` writes
+records/seq-mnist/search.json, ``final`` the records beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from forgetless.config import Settings, resolve
+
+RECORDS = Path(__file__).parent / "records" / "seq-mnist"
+BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
+GRIDS: dict[str, dict[str, list[Any]]] = {
+    "joint": {"lr": [0.03, 0.1]},
+    "sgd": {"lr": [0.01, 0.03, 0.1]},
+    "oewc": {"lr": [0.03, 0.1], "penalty": [10.0, 90.0], "gamma": [1.0]},
+    "gdumb": {"lr_high": [0.05, 0.1], "cutmix": [0.0, 0.5]},
+    "er": {"lr": [0.01, 0.03, 0.1], "replay": [10, 128]},
+    "agem": {"lr": [0.03, 0.1, 0.3], "replay": [128]},
+    "icarl": {"lr": [0.03, 0.1, 0.3], "replay": [10, 128]},
+    "fdr": {"lr": [0.03, 0.1], "alpha": [0.2, 0.5, 1.0], "batch": [10, 128], "replay": [128]},
+    "der": {"lr": [0.03, 0.1], "alpha": [0.2, 0.5, 1.0], "replay": [10, 128]},
+    "derpp": {"lr": [0.03, 0.1], "alpha": [0.2, 1.0], "beta": [0.5, 1.0], "replay": [10, 128]},
+    "k-fpf+sgd": {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.03, 0.05, 0.1, 0.3], "every": [100, 300, 500]},
+}
+FPF = ("er", "agem", "icarl", "fdr", "der", "derpp")
+FPF_GRID = {"ft_lr": [1.0, 0.3, 0.1, 0.03, 0.01]}
+
+
+def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) -> Settings:
+    repair, _, method = row.rpartition("+")
+    given = {**BASE, **point, "seed": seed, "validation": validation, "repair": repair or "none"}
+    return resolve("seq-mnist", method, given)[0]
+
+
+def one(task: tuple[Settings, Path]) -> float:
+    import torch
+
+    from forgetless.build import run
+
+    torch.set_num_threads(1)
+    chosen, work = task
+    return run(chosen, out=work).accuracy
+
+
+def points(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def search(work: Path, pool: ProcessPoolExecutor) -> None:
+    found: dict[str, list[dict[str, Any]]] = {}
+    best: dict[str, dict[str, Any]] = {}
+
+    def go(rows: dict[str, list[dict[str, Any]]]) -> None:
+        tasks = [(row, point, seed) for row, grid in rows.items() for point in grid for seed in (0, 1)]
+        runs = pool.map(one, [(settings(row, point, seed, validation=True), work) for row, point, seed in tasks])
+        accuracies: dict[str, list[float]] = {}
+        for (row, point, _), accuracy in zip(tasks, runs, strict=True):
+            accuracies.setdefault(json.dumps([row, point]), []).append(accuracy)
+        for key, values in accuracies.items():
+            row, point = json.loads(key)
+            found.setdefault(row, []).append({"point": point, "validation_accuracy": round(mean(values), 3)})
+        for row in rows:
+            best[row] = max(found[row], key=lambda entry: entry["validation_accuracy"])["point"]
+            print(row, best[row], max(entry["validation_accuracy"] for entry in found[row]), flush=True)
+
+    go({row: points(grid) for row, grid in GRIDS.items()})
+    go({f"fpf+{method}": [{**best[method], **point} for point in points(FPF_GRID)] for method in FPF})
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"command": "python benchmarks/seq_mnist.py search", "best": best, "grid": found}, indent=1)
+    (RECORDS / "search.json").write_text(text + "\n")
+
+
+def final(work: Path, pool: ProcessPoolExecutor) -> None:
+    best = json.loads((RECORDS / "search.json").read_text())["best"]
+    chosen = [settings(row, point, seed, validation=False) for row, point in best.items() for seed in range(5)]
+    for run, accuracy in zip(chosen, pool.map(one, [(run, work) for run in chosen]), strict=True):
+        print(run.label, run.seed, accuracy, flush=True)
+        target = RECORDS / f"{run.label}-{run.seed}.json"
+        shutil.copyfile(work / run.id / "record.json", target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("search", "final"))
+    parser.add_argument("--work", type=Path, required=True)
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor(2) as pool:
+        (search if arguments.stage == "search" else final)(arguments.work, pool)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""From settings to objects, and one run from settings to its record. Configuration stops here."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+import forgetless
+from forgetless import catalogue, record, scores
+from forgetless.catalogue import nearest
+from forgetless.config import Settings
+from forgetless.finetuning import Finetune
+from forgetless.methods import Method
+from forgetless.record import Record
+from forgetless.stream import Stream
+from forgetless.training import Ended, Event, Result, check_run, train, with_seed
+
+
+def build_stream(settings: Settings) -> Stream:
+    make = catalogue.load("stream", settings.stream)
+    stream: Stream = make if isinstance(make, Stream) else make(**_accepted(make, {"order": settings.order}))
+    return stream.validation() if settings.validation else stream
+
+
+def build_method(settings: Settings) -> Method:
+    kind = catalogue.load("method", settings.method)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise ValueError(f"method {settings.method!r} is not a subclass of forgetless.methods.Method")
+    known: list[str] = [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
+    for name in settings.options:
+        if name not in known:
+            own = f"its own settings: {', '.join(known)}" if known else "it has no settings of its own"
+            hint = nearest(name, [*known, *(f.name for f in fields(Settings))])
+            raise ValueError(f"{settings.method} has no setting {name!r}{hint} ({own})")
+    return kind(**settings.options)
+
+
+def build_network(settings: Settings, stream: Stream) -> nn.Module:
+    make = catalogue.load("network", settings.network)
+    sizes = {"classes": stream.classes, "inputs": math.prod(stream.shape), "channels": stream.shape[0]}
+    return with_seed(lambda: make(**_accepted(make, sizes)), settings.seed)
+
+
+def build_finetune(settings: Settings) -> Finetune | None:
+    if settings.repair == "none":
+        return None
+    assert settings.steps is not None
+    assert settings.ft_lr is not None
+    assert settings.threshold is not None
+    return Finetune(
+        every=settings.every if settings.repair == "k-fpf" else None,
+        steps=settings.steps,
+        lr=settings.ft_lr,
+        distill=settings.kd,
+        groups=settings.groups or "auto",
+        threshold=settings.threshold,
+    )
+
+
+def run(
+    settings: Settings,
+    sources: Mapping[str, str] | None = None,
+    out: Path | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stream: Stream | None = None,
+) -> Record:
+    """One run and its record, in ``out/<id>/record.json``; a record that is there already is given back as it is."""
+    if out is not None and record.path(out, settings).exists():
+        return record.read(record.path(out, settings))
+    method, finetune = build_method(settings), build_finetune(settings)
+    stream = build_stream(settings) if stream is None else stream
+    common: dict[str, Any] = {
+        "epochs": settings.epochs, "batch": settings.batch, "lr": settings.lr, "replay": settings.replay,
+        "buffer": settings.buffer, "finetune": finetune,
+    }  # fmt: skip
+    check_run(stream, method, **common)
+    network = build_network(settings, stream)
+    result = None
+    for event in train(
+        stream, method, network, weight_decay=settings.weight_decay, freeze=settings.freeze, seed=settings.seed,
+        device=settings.device, **common,
+    ):  # fmt: skip
+        on_event(event)
+        if isinstance(event, Ended):
+            result = event.result
+    assert result is not None
+    made = make_record(settings, sources or {}, result)
+    if out is not None:
+        record.write(made, record.path(out, settings))
+    return made
+
+
+def make_record(settings: Settings, sources: Mapping[str, str], result: Result) -> Record:
+    matrix = _rounded(result.accuracy_matrix)
+    task_il = _rounded(result.task_il_matrix)
+    return Record(
+        id=settings.id,
+        label=settings.label,
+        settings=settings.to_dict(),
+        sources=dict(sources),
+        accuracy=round(scores.accuracy(matrix), 3),
+        task_il_accuracy=round(scores.accuracy(task_il), 3),
+        anytime=[round(value, 3) for value in scores.anytime(matrix)],
+        forgetting=_round(scores.forgetting(matrix)),
+        backward_transfer=_round(scores.backward_transfer(matrix)),
+        forward_transfer=_round(scores.forward_transfer(matrix, result.untrained)),
+        accuracy_matrix=matrix,
+        task_il_matrix=task_il,
+        untrained=[round(value, 3) for value in result.untrained],
+        before_finetuning=None if result.before_finetuning is None else [round(v, 3) for v in result.before_finetuning],
+        sensitivity={group.name: group.sensitivity for group in result.profile.groups},
+        chosen=list(result.profile.chosen) if settings.repair != "none" else [],
+        share=result.profile.share if settings.repair != "none" else 0.0,
+        parameters={group.name: group.parameters for group in result.profile.groups},
+        losses=[list(row) for row in result.losses],
+        epoch_changes=[list(row) for row in result.epoch_changes],
+        task_changes=[list(row) for row in result.task_changes],
+        finetunings=[
+            {"step": f.step, "groups": list(f.groups), "first_loss": f.first_loss, "last_loss": f.last_loss}
+            for f in result.finetunings
+        ],
+        flops=result.flops,
+        seconds=result.seconds,
+        steps=result.steps,
+        versions={
+            "forgetless": forgetless.__version__,
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+            "python": platform.python_version(),
+        },
+        device=torch.cuda.get_device_name() if settings.device.startswith("cuda") else f"{platform.machine()} CPU",
+    )
+
+
+def _accepted(call: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``values`` that ``call`` has a parameter for, and that are given."""
+    parameters = inspect.signature(call).parameters
+    return {name: value for name, value in values.items() if name in parameters and value is not None}
+
+
+def _rounded(matrix: tuple[tuple[float, ...], ...]) -> list[list[float]]:
+    return [[round(value, 3) for value in row] for row in matrix]
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

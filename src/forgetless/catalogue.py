@@ -1,0 +1,96 @@
+"""The names of streams, methods and networks, and where each is defined. Imports no torch.
+
+Frozen tables. Wherever a name goes, a dotted path to an object of one's own goes too: ``package.module:object``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    path: str  # module:object
+    summary: str
+
+
+def _table(entries: Mapping[str, tuple[str, str]]) -> Mapping[str, Entry]:
+    return MappingProxyType({name: Entry(path, summary) for name, (path, summary) in entries.items()})
+
+
+STREAMS = _table({
+    "seq-digits": ("forgetless.streams:seq_digits", "scikit-learn's 8×8 digits, 5 tasks × 2 classes; offline"),
+    "seq-mnist": ("forgetless.streams:seq_mnist", "MNIST, 5 tasks × 2 classes"),
+    "rot-mnist": ("forgetless.streams:rot_mnist", "MNIST, 20 tasks, each rotated by an angle of its own (domain-IL)"),
+    "seq-organamnist": ("forgetless.streams:seq_organamnist", "OrganAMNIST, 4 tasks of 3, 3, 3, 2 classes"),
+    "seq-pathmnist": ("forgetless.streams:seq_pathmnist", "PathMNIST, 4 tasks of 3, 2, 2, 2 classes"),
+    "seq-cifar10": ("forgetless.streams:seq_cifar10", "CIFAR-10, 5 tasks × 2 classes"),
+    "seq-tinyimagenet": ("forgetless.streams:seq_tinyimagenet", "Tiny-ImageNet, 10 tasks × 20 classes"),
+    "seq-pacs": ("forgetless.streams:seq_pacs", "PACS: sketch, cartoon, art painting, photo, 224×224 (domain-IL)"),
+})  # fmt: skip
+
+METHODS = _table({
+    "sgd": ("forgetless.methods.sgd:SGD", "plain training, the lower bound"),
+    "joint": ("forgetless.methods.joint:Joint", "all tasks at once, the upper bound"),
+    "oewc": ("forgetless.methods.oewc:OnlineEWC", "online elastic weight consolidation (Schwarz et al. 2018)"),
+    "gdumb": ("forgetless.methods.gdumb:GDumb", "a network trained on a balanced memory alone (Prabhu et al. 2020)"),
+    "er": ("forgetless.methods.er:ER", "experience replay with a reservoir (Riemer et al. 2019)"),
+    "agem": ("forgetless.methods.agem:AGEM", "averaged gradient episodic memory (Chaudhry et al. 2019)"),
+    "icarl": ("forgetless.methods.icarl:ICaRL", "herded exemplars, nearest mean (Rebuffi et al. 2017)"),
+    "fdr": ("forgetless.methods.fdr:FDR", "function distance regularisation (Benjamin et al. 2019)"),
+    "der": ("forgetless.methods.der:DER", "dark experience replay (Buzzega et al. 2020)"),
+    "derpp": ("forgetless.methods.derpp:DERpp", "dark experience replay with labels (Buzzega et al. 2020)"),
+})  # fmt: skip
+
+NETWORKS = _table({
+    "mlp": ("forgetless.networks:mlp", "100-100 hidden units"),
+    "resnet18": ("forgetless.networks:resnet18", "for small images"),
+    "resnet18_imagenet": ("forgetless.networks:resnet18_imagenet", "for images of about 224×224"),
+    "vgg11": ("forgetless.networks:vgg11", "for small images, without batch norm"),
+})  # fmt: skip
+
+TABLES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
+    {"stream": STREAMS, "method": METHODS, "network": NETWORKS}
+)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """«; did you mean …?» for a name that is not known, if one is near."""
+    near = get_close_matches(str(name), list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_name(kind: str, name: str) -> None:
+    """An error if ``name`` is neither in the table of this kind nor a dotted path."""
+    table = TABLES[kind]
+    if name not in table and not {".", ":"} & set(name):
+        raise ValueError(f"no {kind} named {name!r}{nearest(name, table)} Known: {', '.join(table)}; or module:object")
+
+
+def load(kind: str, name: str) -> Any:
+    """The object behind a name of the table or behind a dotted path."""
+    check_name(kind, name)
+    table = TABLES[kind]
+    path = table[name].path if name in table else name
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        module, _, attribute = path.rpartition(".")
+    if str(Path.cwd()) not in sys.path and name not in table:
+        sys.path.insert(0, str(Path.cwd()))  # a user's file beside the command
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise
+        raise ValueError(f"{kind} {name!r}: no module named {module!r}") from None
+    try:
+        return getattr(found, attribute)
+    except AttributeError:
+        raise ValueError(f"{kind} {name!r}: {module} has no {attribute!r}{nearest(attribute, vars(found))}") from None

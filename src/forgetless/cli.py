@@ -1,0 +1,313 @@
+"""The command line. torch is imported only by commands that train, so that help and lists appear at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from forgetless import catalogue, record, report
+from forgetless.config import Settings, resolve
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Finds which parts of a network forget when its data shifts, and repairs only those.",
+)
+data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, fetch, check.")
+app.add_typer(data, name="data")
+
+screen = Console()
+notes = Console(stderr=True)
+INTERRUPTED = 130
+WrongCall: Any = typer.BadParameter.__mro__[2]  # click's ClickException, which newer versions of typer bring themselves
+
+Out = Annotated[Path, typer.Option(help="Folder of the records.")]
+
+
+@app.command("list")
+def list_() -> None:
+    """Streams, methods and networks."""
+    for kind, table in catalogue.TABLES.items():
+        shown = Table(title=f"{kind}s", title_justify="left", show_header=False, box=None, padding=(0, 2))
+        for name, entry in table.items():
+            shown.add_row(name, entry.summary)
+        screen.print(shown)
+    screen.print("A path to an object of your own, package.module:object, goes wherever a name does.")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(help="A name of `forgetless list`, or package.module:object.")],
+    method: Annotated[str, typer.Argument(help="Likewise.")],
+    network: Annotated[str | None, typer.Option(help="Likewise; default: the stream's.")] = None,
+    buffer: Annotated[int | None, typer.Option(help="Examples the buffer holds.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs for each task.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
+    replay: Annotated[int | None, typer.Option(help="Examples drawn from the buffer at a time.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
+    fpf: Annotated[bool, typer.Option("--fpf", help="Finetune the sensitive groups once, at the end.")] = False,
+    k_fpf: Annotated[bool, typer.Option("--k-fpf", help="Also finetune them every so many steps.")] = False,
+    every: Annotated[int | None, typer.Option(help="τ: steps between two finetunings of k-FPF.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps of one finetuning.")] = None,
+    ft_lr: Annotated[float | None, typer.Option(help="Learning rate of the finetuning.")] = None,
+    kd: Annotated[float | None, typer.Option(help="λ: weight of the distance to the stored logits.")] = None,
+    groups: Annotated[str | None, typer.Option(help="What is finetuned: auto, all, or group,group,…")] = None,
+    threshold: Annotated[float | None, typer.Option(help="With --groups auto: S_g above this.")] = None,
+    freeze: Annotated[str | None, typer.Option(help="Groups that stay as they are after the first task.")] = None,
+    order: Annotated[str | None, typer.Option(help="Order of the classes: a seed, or class,class,…")] = None,
+    validation: Annotated[bool, typer.Option("--validation", help="Hold out 10 % and test on it.")] = False,
+    seed: Annotated[int, typer.Option(help="Of weights, order, augmentation, buffer.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    out: Out = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")] = False,
+) -> None:
+    """Train a METHOD on a STREAM. A method's own settings are options too: --alpha 0.2."""
+    if fpf and k_fpf:
+        raise ValueError("--fpf and --k-fpf exclude each other: k-FPF ends with a finetuning too")
+    given: dict[str, Any] = {
+        "network": network, "buffer": buffer, "epochs": epochs, "batch": batch, "replay": replay, "lr": lr,
+        "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "kd": kd,
+        "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
+        "validation": validation or None, "seed": seed, "device": device,
+        "repair": "fpf" if fpf else "k-fpf" if k_fpf else None,
+    }  # fmt: skip
+    chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
+    settings, sources = resolve(stream, method, chosen)
+    file = record.path(out, settings)
+    if not as_json:
+        _say_settings(settings, sources)
+    if file.exists():
+        found = record.read(file)
+        notes.print(f"this run has a record already, {file}: it is not done again")
+    else:
+        found = _train(settings, sources, out, quiet=as_json)
+    if as_json:
+        sys.stdout.write(json.dumps(found.to_dict()) + "\n")
+        return
+    _print_rows([found])
+    if found.before_finetuning:
+        before = sum(found.before_finetuning) / len(found.before_finetuning)
+        screen.print(f"before the last finetuning: {before:.1f} %; finetuned: {', '.join(found.chosen)}")
+    screen.print(f"record: {file}")
+
+
+@app.command()
+def demo(
+    out: Out = Path("forgetless-demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 3,
+) -> None:
+    """Digits in five tasks: several methods with and without FPF, in under a minute; a table and a page."""
+    ways: list[tuple[str, dict[str, Any]]] = [
+        ("sgd", {}),
+        ("sgd", {"repair": "fpf"}),
+        ("sgd", {"repair": "k-fpf"}),
+        ("sgd", {"repair": "k-fpf", "kd": 0.1}),
+        ("er", {}),
+        ("er", {"repair": "fpf"}),
+        ("derpp", {}),
+        ("derpp", {"repair": "fpf"}),
+        ("joint", {}),
+    ]
+    runs = [resolve("seq-digits", method, {**way, "seed": seed}) for method, way in ways for seed in range(seeds)]
+    found = []
+    with _bar() as progress:
+        bar = progress.add_task("training", total=len(runs))
+        from forgetless.build import build_stream
+        from forgetless.build import run as run_one
+
+        _set_threads(runs[0][0])
+        stream = build_stream(runs[0][0])
+        for settings, sources in runs:
+            progress.update(bar, description=f"{settings.label}, seed {settings.seed}")
+            found.append(run_one(settings, sources, out, stream=stream))
+            progress.advance(bar)
+    _print_rows(found)
+    page = out / "report.html"
+    page.write_text(report.page(found, "Digits in five tasks"), encoding="utf-8")
+    screen.print(f"page: {page}\nrecords: {out}")
+
+
+@data.command("list")
+def data_list() -> None:
+    """What there is, and where it is looked for."""
+    from forgetless.datasets.download import SOURCES
+    from forgetless.datasets.files import root
+
+    shown = Table("name", "what", "MB", "here", box=None, padding=(0, 2))
+    for name, source in SOURCES.items():
+        paths = [*source.contents, *source.folders]
+        here = sum((root() / path).exists() for path in paths)
+        state = "yes" if here == len(paths) else "in part" if here else "no"
+        shown.add_row(name, source.summary, str(source.megabytes), state)
+    screen.print(shown)
+    screen.print(f"folder: {root()} (set FORGETLESS_DATA for another)")
+
+
+@data.command("get")
+def data_get(names: Annotated[list[str], typer.Argument(help="Names of `forgetless data list`.")]) -> None:
+    """Fetch data sets, unless they are there and whole."""
+    from forgetless.datasets.download import SOURCES, get, problems
+    from forgetless.datasets.files import root
+
+    for name in names:
+        _check_data(name, SOURCES)
+        if problems(name, root()):
+            get(name, root())
+        left = problems(name, root())
+        if left:
+            raise ValueError(f"{name}: {'; '.join(left)}")
+        screen.print(f"{name}: whole, in {root()}")
+
+
+@data.command("check")
+def data_check(names: Annotated[list[str] | None, typer.Argument(help="Default: all that are here.")] = None) -> None:
+    """Check the files of data sets against their published checksums."""
+    from forgetless.datasets.download import SOURCES, problems
+    from forgetless.datasets.files import root
+
+    bad = False
+    for name in names or list(SOURCES):
+        _check_data(name, SOURCES)
+        paths = [*SOURCES[name].contents, *SOURCES[name].folders]
+        if not names and not any((root() / path).exists() for path in paths):
+            continue
+        found = problems(name, root())
+        bad = bad or bool(found)
+        screen.print(f"{name}: {'; '.join(found) or 'whole'}")
+    if bad:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command; a mistake of the user's ends with one line that says what would be right."""
+    from forgetless.datasets.files import DataError
+
+    try:
+        code = app(standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
+        notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    except WrongCall as error:
+        notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
+        sys.exit(2)
+    if code == INTERRUPTED:
+        notes.print("interrupted: the run in progress left no record; those that ended keep theirs")
+    sys.exit(code)
+
+
+def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: bool) -> record.Record:
+    from forgetless.build import run as run_one
+    from forgetless.training import Began, Event, Stepped, TaskEnded
+
+    _set_threads(settings)
+    if quiet:
+        return run_one(settings, sources, out)
+    with _bar() as progress:
+        bar = progress.add_task("reading data", total=None)
+
+        def show(event: Event) -> None:
+            if isinstance(event, Began):
+                progress.update(bar, total=event.steps, description="task 1")
+            elif isinstance(event, Stepped):
+                progress.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}")
+            elif isinstance(event, TaskEnded):
+                seen = event.accuracies[: event.task]
+                progress.console.print(f"after task {event.task}: {sum(seen) / len(seen):.1f} % on the tasks so far")
+
+        return run_one(settings, sources, out, show)
+
+
+def _set_threads(settings: Settings) -> None:
+    """The MLP's batches are too small to share between threads, unless the user says otherwise."""
+    import torch
+
+    if settings.network == "mlp" and settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+
+
+def _bar() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=notes, transient=True)
+
+
+def _print_rows(records: list[record.Record]) -> None:
+    table = Table(box=None, padding=(0, 2))
+    for i, heading in enumerate(report.HEADINGS):
+        table.add_column(heading, justify="left" if i == 0 else "right")
+    for row in report.rows(records):
+        table.add_row(*report.cells(row))
+    screen.print(table)
+
+
+def _say_settings(settings: Settings, sources: dict[str, str]) -> None:
+    """Which values a run starts from, and whose they are."""
+    by_source: dict[str, list[str]] = {}
+    values = {**settings.to_dict(), **settings.options}
+    for name, source in sources.items():
+        if name not in ("seed", "device", "repair"):
+            by_source.setdefault(source, []).append(f"{name} {values[name]}")
+    for source, names in by_source.items():
+        notes.print(f"{source}: {', '.join(names)}", highlight=False, markup=False)
+
+
+def _own(arguments: list[str]) -> dict[str, Any]:
+    """A method's own settings from what is left of the command line: --name value or --name=value."""
+    found: dict[str, Any] = {}
+    rest = list(arguments)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ValueError(f"{word!r} is not expected here: options begin with --")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(f"--{name} is no option of `run`, and as a setting of the method it needs a value")
+            value = rest.pop(0)
+        found[name.replace("-", "_")] = _value(name, value)
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _list(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _names(text: str | None) -> str | tuple[str, ...] | None:
+    return text if text in (None, "auto", "all") else _list(text)
+
+
+def _order(text: str | None) -> int | tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"order is {text!r}; it must be a seed, or whole numbers with commas between them") from None
+    return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _check_data(name: str, known: Any) -> None:
+    if name not in known:
+        raise ValueError(f"no data set named {name!r}{catalogue.nearest(name, known)} Known: {', '.join(known)}")

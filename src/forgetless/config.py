@@ -1,0 +1,106 @@
+"""The settings of a run: frozen, complete, hashed to its id. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from forgetless.catalogue import check_name, nearest
+from forgetless.presets import preset
+
+REPAIRS = ("none", "fpf", "k-fpf")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides what a run does. Two runs with the same settings are the same run."""
+
+    stream: str
+    method: str
+    network: str = "mlp"
+    buffer: int = 500
+    epochs: int = 1
+    batch: int = 32
+    replay: int = 32
+    lr: float = 0.1
+    weight_decay: float = 0.0
+    repair: str = "none"
+    every: int | None = None
+    steps: int | None = None
+    ft_lr: float | None = None
+    kd: float = 0.0
+    groups: str | tuple[str, ...] | None = None
+    threshold: float | None = None
+    freeze: tuple[str, ...] = ()
+    order: int | tuple[int, ...] | None = None
+    validation: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own
+
+    @property
+    def id(self) -> str:
+        """Twelve hexadecimal digits of the hash of all settings."""
+        text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def label(self) -> str:
+        """What people call the run: er, fpf+er, k-fpf-ce, k-fpf-kd."""
+        if self.repair == "none":
+            return self.method
+        if self.repair == "fpf":
+            return f"fpf{'-all' if self.groups == 'all' else ''}+{self.method}"
+        kind = f"k-fpf{'-all' if self.groups == 'all' else ''}-{'kd' if self.kd else 'ce'}"
+        return kind if self.method == "sgd" else f"{kind}+{self.method}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Settings:
+        known = {f.name for f in fields(Settings)}
+        for name in values:
+            if name not in known:
+                raise ValueError(f"no setting named {name!r}{nearest(name, known)}")
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        return Settings(**plain)
+
+
+def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
+    """Complete settings from those given and the presets, and where each came from.
+
+    A given name that is no setting of a run is taken as one of the method's own; ``build_method`` checks those.
+    """
+    check_name("stream", stream)
+    check_name("method", method)
+    repair = given.get("repair", "none")
+    if repair not in REPAIRS:
+        raise ValueError(f"repair is {repair!r}; it must be one of {', '.join(REPAIRS)}")
+    if "network" in given:
+        check_name("network", given["network"])
+    buffer = given.get("buffer", preset(stream, method, repair, 500).get("buffer", (500, ""))[0])
+    own = {f.name for f in fields(Settings)} - {"options"}
+    values: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, (value, source) in preset(stream, method, repair, buffer).items():
+        (values if name in own else options)[name] = value
+        sources[name] = source
+    for name, value in given.items():
+        (values if name in own else options)[name] = value
+        sources[name] = "given"
+    if repair == "none":
+        for name in ("every", "steps", "ft_lr", "kd", "groups", "threshold"):
+            if name in given:
+                raise ValueError(f"{name} is a setting of FPF: it goes with --fpf or --k-fpf")
+    else:
+        values.setdefault("groups", "auto")
+        if repair == "fpf" and "every" in given:
+            raise ValueError("every is a setting of k-FPF: it goes with --k-fpf")
+    values.setdefault("replay", values.get("batch", Settings.batch))
+    values.update(stream=stream, method=method, options=options)
+    return Settings.from_dict(values), sources

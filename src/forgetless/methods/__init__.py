@@ -1,0 +1,5 @@
+"""What the paper compares: one method a file, its step readable in one place. FPF goes beside any of them."""
+
+from forgetless.methods.method import Method, setting
+
+__all__ = ["Method", "setting"]

@@ -1,0 +1,54 @@
+"""Averaged gradient episodic memory (Chaudhry et al. 2019).
+
+    g ← g − min(0, g·r) / (r·r) · r,   g the gradient of the batch, r that of a batch drawn from the memory
+
+The memory keeps capacity / tasks examples of every task, drawn when the task ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forgetless.learner import Batch, Learner
+from forgetless.methods.method import Method, sample
+from forgetless.stream import Task
+
+
+@final
+@dataclass
+class AGEM(Method):
+    memory: ClassVar[str] = "own"
+
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = learner.network(learner.augment(batch.x))
+        loss = F.cross_entropy(logits, batch.y)
+        gradients = learner.gradients(loss)
+        if len(learner.buffer):
+            old = learner.replay()
+            reference = learner.gradients(F.cross_entropy(learner.network(old["x"]), old["y"]))
+            gradients = project(gradients, reference)
+        learner.descend(gradients)
+        return loss.detach(), {"logits": logits.detach()}
+
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        share = max(1, learner.buffer.capacity // learner.tasks)
+        new = sample(task.train, min(share, learner.buffer.capacity - len(learner.buffer)), learner)
+        x, y = new.x, new.y
+        if len(learner.buffer):
+            x, y = torch.cat([learner.buffer["x"], x]), torch.cat([learner.buffer["y"], y])
+        learner.buffer.replace({"x": x, "y": y})
+
+
+def project(gradients: list[Tensor], reference: list[Tensor]) -> list[Tensor]:
+    """The nearest gradients that do not point against the reference; unchanged where they do not already."""
+    along = sum((g * r).sum() for g, r in zip(gradients, reference, strict=True))
+    length = sum(r.square().sum() for r in reference)
+    assert isinstance(along, Tensor)
+    assert isinstance(length, Tensor)
+    factor = along.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
+    return [g - factor * r for g, r in zip(gradients, reference, strict=True)]

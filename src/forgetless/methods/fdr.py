@@ -1,0 +1,59 @@
+"""Function distance regularisation (Benjamin et al. 2019).
+
+    L = CE(batch) + α · E ‖softmax f(x) − softmax z‖₂,   x and z drawn from the memory, z its outputs when its task
+    ended
+
+The memory holds equal shares of all tasks seen; its outputs are those of the network in evaluation mode, not augmented.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forgetless.learner import Batch, Learner
+from forgetless.methods.method import Method, sample, setting
+from forgetless.stream import Task
+
+
+@final
+@dataclass
+class FDR(Method):
+    memory: ClassVar[str] = "own"
+    columns: ClassVar[tuple[str, ...]] = ("logits", "task")
+    alpha: float = setting(0.3, "α, weight of the distance to the stored outputs")
+
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = learner.network(learner.augment(batch.x))
+        loss = F.cross_entropy(logits, batch.y)
+        if len(learner.buffer):
+            old = learner.replay()
+            loss = loss + self.alpha * function_distance(learner.network(old["x"]), old["logits"])
+        learner.update(loss)
+        return loss.detach(), {"logits": logits.detach()}
+
+    @torch.no_grad()
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        share = max(1, learner.buffer.capacity // (number + 1))
+        new = sample(task.train, share, learner)
+        modes = [(module, module.training) for module in learner.network.modules()]
+        learner.network.eval()
+        logits = learner.network(learner.plain(new.x))
+        for module, mode in modes:
+            module.training = mode
+        learner.spend("memory", len(new))
+        rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
+        if len(learner.buffer):
+            held = learner.buffer["task"]
+            keep = torch.cat([(held == t).nonzero()[:share, 0] for t in range(number)])
+            rows = {name: torch.cat([learner.buffer[name][keep], column]) for name, column in rows.items()}
+        learner.buffer.replace({name: column[: learner.buffer.capacity] for name, column in rows.items()})
+
+
+def function_distance(outputs: Tensor, stored: Tensor) -> Tensor:
+    distance: Tensor = torch.linalg.vector_norm(outputs.softmax(1) - stored.softmax(1), dim=1).mean()
+    return distance

@@ -1,0 +1,100 @@
+"""iCaRL (Rebuffi et al. 2017): herded exemplars, distillation from the former network, nearest mean of exemplars.
+
+    L = BCE(f(x), t) over the classes seen; t is one-hot for the classes of this task and, from the second task on, the
+        sigmoid of the former network's outputs for the older ones; x the batch and a batch of exemplars in one pass
+
+Prediction: the class whose exemplars' mean feature is nearest, features and means of length 1. Once the network has
+been finetuned (FPF), its own output layer predicts: finetuning the output layer would otherwise change nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from forgetless.buffer import herd
+from forgetless.learner import Batch, Learner
+from forgetless.methods.method import Method
+from forgetless.stream import Split, Task
+
+
+@final
+@dataclass
+class ICaRL(Method):
+    memory: ClassVar[str] = "own"
+    scenarios: ClassVar[tuple[str, ...]] = ("class",)
+    former: nn.Module | None = field(default=None, init=False, repr=False)  # the network before this task
+    means: Tensor | None = field(default=None, init=False, repr=False)  # (classes, features), until the network moves
+
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        self.means = None
+        known, seen = learner.seen(batch.task - 1), learner.seen(batch.task)
+        x, y = learner.augment(batch.x), batch.y
+        if len(learner.buffer):
+            old = learner.replay()
+            x, y = torch.cat([x, old["x"]]), torch.cat([y, old["y"]])
+        logits = learner.network(x)
+        targets = torch.zeros_like(logits).scatter_(1, y[:, None], 1.0)
+        if self.former is not None:
+            with torch.no_grad():
+                before = self.former(x).sigmoid()
+            targets = torch.cat([before[:, :known], targets[:, known:]], 1)
+        loss = F.binary_cross_entropy_with_logits(logits[:, :seen], targets[:, :seen])
+        learner.update(loss)
+        return loss.detach(), {"logits": logits[: len(batch.y)].detach()}
+
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        share = learner.buffer.capacity // learner.seen(number)
+        if not share:
+            raise ValueError(
+                f"buffer is {learner.buffer.capacity}; icarl keeps as many exemplars of each class, so with "
+                f"{learner.seen(number)} classes it must be {learner.seen(number)} or more"
+            )
+        kept = [Split(learner.buffer["x"], learner.buffer["y"])] if len(learner.buffer) else []
+        older = [split.of((split.y == c).nonzero()[:share, 0]) for split in kept for c in split.y.unique().tolist()]
+        fresh = []
+        for c in task.classes:
+            split = task.train.of((task.train.y == c).nonzero()[:, 0])
+            fresh.append(split.of(herd(features(learner, split.x), min(share, len(split)))))
+        parts = older + fresh
+        learner.buffer.replace({"x": torch.cat([p.x for p in parts]), "y": torch.cat([p.y for p in parts])})
+        learner.spend("memory", len(task.train))
+        self.former = copy.deepcopy(learner.network).requires_grad_(False)
+        self.means = None
+
+    def predict(self, learner: Learner, x: Tensor) -> Tensor:
+        if not len(learner.buffer) or learner.finetuned:
+            logits: Tensor = learner.network(x)
+            return logits
+        if self.means is None:
+            exemplars = features(learner, learner.buffer["x"])
+            of_class = exemplars.new_zeros(len(exemplars), learner.classes)
+            of_class.scatter_(1, learner.buffer["y"][:, None], 1.0)
+            sums = of_class.T @ exemplars
+            self.means = F.normalize(sums).masked_fill(of_class.sum(0)[:, None] == 0, torch.inf)
+        return -torch.cdist(F.normalize(network_features(learner.network, x)), self.means)
+
+
+@torch.no_grad()
+def features(learner: Learner, x: Tensor) -> Tensor:
+    """Features of length 1 of images, in evaluation mode."""
+    modes = [(module, module.training) for module in learner.network.modules()]
+    learner.network.eval()
+    parts = [F.normalize(network_features(learner.network, learner.plain(part))) for part in x.split(500)]
+    for module, mode in modes:
+        module.training = mode
+    return torch.cat(parts)
+
+
+def network_features(network: nn.Module, x: Tensor) -> Tensor:
+    """What the output layer sees, by the network's own ``features``."""
+    try:
+        found: Tensor = network.features(x)  # type: ignore[operator]
+    except AttributeError:
+        raise TypeError(f"icarl needs a network with features(x); {type(network).__name__} has none") from None
+    return found

@@ -1,0 +1,63 @@
+"""The contract of a method: an object with one step. ``forgetless.check`` tells whether an own one keeps it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from forgetless.learner import Batch, Learner
+from forgetless.stream import Split, Task
+
+
+class Method(ABC):
+    """A way to train on a stream. Subclasses are dataclasses whose fields are their settings, each with ``setting(…)``.
+
+    memory     what the training loop does with a buffer after each step: "none"; "reservoir" or "balanced": it offers
+    the
+               batch; "own": nothing, the method writes in ``end_task``
+    columns    what the method stores beside ``x`` and ``y``; every name must be among what ``step`` returns
+               (or, with memory "own", what ``end_task`` writes)
+    scenarios  where it makes sense: "class" (new classes in every task), "domain"
+    joint      whether it is given the training examples of all tasks at once
+    tells_sensitivity  whether it trains on one task after another, so that S_g can be measured
+    """
+
+    memory: ClassVar[str] = "none"
+    columns: ClassVar[tuple[str, ...]] = ()
+    scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
+    joint: ClassVar[bool] = False
+    tells_sensitivity: ClassVar[bool] = True
+
+    @abstractmethod
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Forward, maybe replay, backward, update. Gives the loss, and columns: the batch's ``logits``, those declared.
+
+        No read by the host in here; Python branches only on host integers (``len(learner.buffer)``, ``batch.task``).
+        """
+
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:  # noqa: B027
+        """After the last step of a task (``number`` from 0): consolidate, or write the memory."""
+
+    def finish(self, learner: Learner) -> None:  # noqa: B027
+        """After the last task, before any finetuning at the end."""
+
+    def predict(self, learner: Learner, x: Tensor) -> Tensor:
+        """Scores of all classes for prepared inputs ``x``, the network being in evaluation mode."""
+        logits: Tensor = learner.network(x)
+        return logits
+
+
+def sample(split: Split, size: int, learner: Learner) -> Split:
+    """``size`` examples of a split without replacement, or all if there are fewer."""
+    import torch
+
+    rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
+    return split.of(rows)
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field of a method that is one of its settings, with a line of help."""
+    return field(default=default, metadata={"help": help})

@@ -1,0 +1,71 @@
+"""Online elastic weight consolidation (Schwarz et al. 2018).
+
+    L = CE + λ Σ_j F_j (θ_j − θ*_j)²            (without ½, as the DER authors have it)
+
+After a task: F ← γ F + F_task, θ* ← θ, with the diagonal F_task = E[p(y|x) · (∂ log p(y|x) / ∂θ)²] over its examples
+and their labels. Deviation: gradients of single examples are taken with batch norm in evaluation mode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from forgetless.learner import Batch, Learner
+from forgetless.methods.method import Method, setting
+from forgetless.stream import Task
+
+
+@final
+@dataclass
+class OnlineEWC(Method):
+    penalty: float = setting(10.0, "λ, weight of the penalty")
+    gamma: float = setting(1.0, "γ, how much of the older Fisher information is kept")
+    fisher: list[Tensor] = field(default_factory=list, init=False, repr=False)
+    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
+
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = learner.network(learner.augment(batch.x))
+        loss = F.cross_entropy(logits, batch.y)
+        for parameter, fisher, anchor in zip(learner.parameters, self.fisher, self.anchor, strict=False):
+            loss = loss + self.penalty * (fisher * (parameter - anchor).square()).sum()
+        learner.update(loss)
+        return loss.detach(), {"logits": logits.detach()}
+
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        fresh = fisher_information(learner, task)
+        old = self.fisher or [torch.zeros_like(value) for value in fresh]
+        self.fisher = [self.gamma * before + now for before, now in zip(old, fresh, strict=True)]
+        self.anchor = [parameter.detach().clone() for parameter in learner.parameters]
+        learner.spend("consolidate", len(task.train), backward=True)
+
+
+def fisher_information(learner: Learner, task: Task) -> list[Tensor]:
+    """E[p(y|x) · (∂ log p(y|x) / ∂θ)²] for each trained parameter, over the training examples of a task."""
+    network = learner.network
+    trained = {id(parameter) for parameter in learner.parameters}
+    free = {name: p.detach() for name, p in network.named_parameters() if id(p) in trained}
+    fixed = {name: p.detach() for name, p in network.named_parameters() if id(p) not in trained}
+    fixed.update((name, buffer) for name, buffer in network.named_buffers())
+
+    def log_probability(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        logits = functional_call(network, {**values, **fixed}, (x[None],))
+        return -F.cross_entropy(logits, y[None])
+
+    each = vmap(grad_and_value(log_probability), in_dims=(None, 0, 0))
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    size = max(1, 20_000_000 // sum(value.numel() for value in free.values()))  # gradients held at a time
+    total = {name: torch.zeros_like(value) for name, value in free.items()}
+    for x, y in zip(task.train.x.split(size), task.train.y.split(size), strict=True):
+        gradients, values = each(free, learner.plain(x), y)
+        for name, gradient in gradients.items():
+            total[name] += torch.einsum("e,e...->...", values.exp(), gradient.square())
+    for module, mode in modes:
+        module.training = mode
+    return [value / len(task.train) for value in total.values()]

@@ -1,0 +1,139 @@
+"""Settings to start from, as data: of the streams, of the DER authors (Buzzega et al. 2020), and the paper's grids.
+
+A value that depends on the buffer is ``{200: …, 500: …}``; of those the nearest size is taken. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Values = Mapping[str, Any]
+
+STREAM_DEFAULTS: Mapping[str, Values] = {
+    "seq-digits": {"network": "mlp", "epochs": 5, "batch": 10, "replay": 10, "lr": 0.1, "buffer": 200},
+    "seq-mnist": {"network": "mlp", "epochs": 1, "batch": 10, "replay": 10, "lr": 0.03, "buffer": 500},
+    "rot-mnist": {"network": "mlp", "epochs": 1, "batch": 128, "replay": 128, "lr": 0.2, "buffer": 500},
+    "seq-organamnist": {"network": "resnet18", "epochs": 5, "batch": 32, "replay": 32, "lr": 0.1, "buffer": 500},
+    "seq-pathmnist": {"network": "resnet18", "epochs": 5, "batch": 32, "replay": 32, "lr": 0.03, "buffer": 500},
+    "seq-cifar10": {"network": "resnet18", "epochs": 5, "batch": 32, "replay": 32, "lr": 0.1, "buffer": 500},
+    "seq-tinyimagenet": {"network": "resnet18", "epochs": 5, "batch": 32, "replay": 32, "lr": 0.03, "buffer": 500},
+    "seq-pacs": {"network": "resnet18_imagenet", "epochs": 5, "batch": 32, "replay": 32, "lr": 0.03, "buffer": 500},
+}
+
+# The DER authors' settings, per stream and method.
+DER_AUTHORS: Mapping[str, Mapping[str, Values]] = {
+    "seq-mnist": {
+        "sgd": {"lr": 0.03},
+        "joint": {"lr": 0.03},
+        "oewc": {"lr": 0.03, "penalty": 90.0, "gamma": 1.0},
+        "er": {"lr": {200: 0.01, 500: 0.1}, "replay": 10},
+        "agem": {"lr": 0.1, "replay": 128},
+        "icarl": {"lr": 0.1},
+        "fdr": {"lr": {200: 0.03, 500: 0.1}, "batch": 128, "replay": 128, "alpha": {200: 0.5, 500: 0.2}},
+        "der": {"lr": 0.03, "replay": {200: 10, 500: 128}, "alpha": {200: 0.2, 500: 1.0}},
+        "derpp": {
+            "lr": 0.03,
+            "replay": {200: 128, 500: 10},
+            "alpha": {200: 0.2, 500: 1.0},
+            "beta": {200: 1.0, 500: 0.5},
+        },
+    },
+    "seq-cifar10": {
+        "sgd": {"lr": 0.1},
+        "joint": {"lr": 0.1},
+        "oewc": {"lr": 0.03, "penalty": 10.0, "gamma": 1.0},
+        "er": {"lr": 0.1},
+        "agem": {"lr": 0.03},
+        "icarl": {"lr": 0.1, "weight_decay": 1e-5},
+        "fdr": {"lr": 0.03, "alpha": {200: 0.3, 500: 1.0}},
+        "der": {"lr": 0.03, "alpha": 0.3},
+        "derpp": {"lr": 0.03, "alpha": {200: 0.1, 500: 0.2}, "beta": 0.5},
+    },
+    "seq-tinyimagenet": {
+        "sgd": {"lr": 0.03},
+        "joint": {"lr": 0.03},
+        "oewc": {"lr": 0.03, "penalty": 25.0, "gamma": 1.0},
+        "er": {"lr": {200: 0.1, 500: 0.03}},
+        "agem": {"lr": 0.01},
+        "icarl": {"lr": 0.03, "weight_decay": 1e-5},
+        "fdr": {"lr": 0.03, "alpha": {200: 0.3, 500: 1.0}},
+        "der": {"lr": 0.03, "alpha": 0.1},
+        "derpp": {"lr": 0.03, "alpha": {200: 0.1, 500: 0.2}, "beta": {200: 1.0, 500: 0.5}},
+    },
+    "rot-mnist": {
+        "sgd": {"lr": 0.2},
+        "joint": {"lr": 0.2},
+        "oewc": {"lr": 0.1, "penalty": 0.7, "gamma": 1.0},
+        "er": {"lr": 0.2},
+        "agem": {"lr": {200: 0.1, 500: 0.3}},
+        "fdr": {"lr": 0.2, "alpha": {200: 1.0, 500: 0.3}},
+        "der": {"lr": 0.2, "alpha": {200: 1.0, 500: 0.5}},
+        "derpp": {"lr": {200: 0.1, 500: 0.2}, "alpha": {200: 1.0, 500: 0.5}, "beta": {200: 0.5, 500: 1.0}},
+    },
+}
+
+# Streams the DER authors do not have start from the nearest they have.
+BORROWED = {"seq-organamnist": "seq-cifar10", "seq-pathmnist": "seq-cifar10", "seq-pacs": "seq-tinyimagenet"}
+
+# FPF and k-FPF: the paper's steps and thresholds; learning rates and τ from the middle of its grids.
+REPAIR: Mapping[str, Values] = {
+    "fpf": {"steps": 300, "threshold": 1.0, "ft_lr": 0.1},
+    "k-fpf": {"steps": 100, "threshold": 0.3, "ft_lr": 0.05, "every": 500},
+}
+REPAIR_BY_STREAM: Mapping[str, Mapping[str, Values]] = {
+    "seq-digits": {"fpf": {"ft_lr": 0.1}, "k-fpf": {"ft_lr": 0.05, "every": 50, "lr": 0.1}},
+    "seq-cifar10": {"k-fpf": {"ft_lr": 0.03, "every": 500, "lr": 0.01}},
+}
+
+# The paper's search spaces (appendix). FPF: its learning rate; k-FPF: learning rates, and λ for the variant with KD.
+GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
+    "seq-organamnist": {
+        "fpf": {"ft_lr": (1, 0.3, 0.1, 0.03, 0.01)},
+        "k-fpf": {"lr": (0.2, 0.15, 0.1, 0.075), "ft_lr": (0.5, 0.2, 0.15, 0.1), "kd": (1, 0.5, 0.2, 0.1)},
+    },
+    "seq-pathmnist": {
+        "fpf": {"ft_lr": (1, 0.75, 0.3, 0.05, 0.03)},
+        "k-fpf": {"lr": (0.05, 0.03, 0.01), "ft_lr": (0.1, 0.075, 0.05, 0.03, 0.01), "kd": (1, 0.5, 0.2, 0.1)},
+    },
+    "seq-cifar10": {
+        "fpf": {"ft_lr": (1, 0.3, 0.1, 0.03, 0.01)},
+        "k-fpf": {"lr": (0.05, 0.03, 0.01), "ft_lr": (0.075, 0.05, 0.03, 0.01), "kd": (0.5, 0.2, 0.1)},
+    },
+    "seq-tinyimagenet": {
+        "fpf": {"ft_lr": (1, 0.5, 0.3, 0.075, 0.05)},
+        "k-fpf": {"lr": (0.075, 0.05, 0.03), "ft_lr": (0.1, 0.075, 0.05), "kd": (1, 0.5, 0.2)},
+    },
+    "seq-pacs": {
+        "fpf": {"ft_lr": (1, 0.5, 0.3, 0.05, 0.03, 0.005, 0.003)},
+        "k-fpf": {"lr": (0.05, 0.03, 0.01), "ft_lr": (0.075, 0.05, 0.03, 0.0075), "kd": (1, 0.5, 0.2, 0.1)},
+    },
+}
+
+# Chosen on the validation split of seq-mnist, buffer 500 (benchmarks/seq_mnist.py, records/seq-mnist).
+SEARCHED: Mapping[str, Mapping[str, Values]] = {}
+
+
+def preset(stream: str, method: str, repair: str, buffer: int) -> dict[str, tuple[Any, str]]:
+    """Settings to start from for this run, each with where it comes from; the later of these wins."""
+    found: dict[str, tuple[Any, str]] = {}
+
+    def take(values: Values, source: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                size = min(value, key=lambda size: abs(size - buffer))
+                found[name] = (value[size], f"{source}, buffer {size}")
+            else:
+                found[name] = (value, source)
+
+    take(STREAM_DEFAULTS.get(stream, {}), f"default of {stream}")
+    lender = stream if stream in DER_AUTHORS else BORROWED.get(stream, "")
+    if method in DER_AUTHORS.get(lender, {}):
+        take(DER_AUTHORS[lender][method], f"DER authors, {lender}")
+    if repair != "none":
+        take(REPAIR[repair], f"default of {repair}")
+        take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
+    row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
+    for key in (method, row):
+        take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation, {key}")
+    return found

@@ -1,0 +1,84 @@
+"""What a run leaves: one JSON file, whole or not there at all. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from forgetless.config import Settings
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    id: str
+    label: str
+    settings: dict[str, Any]
+    sources: dict[str, str]  # where each setting came from
+    accuracy: float  # percent; mean over tasks, class-IL (domain-IL: over all classes)
+    task_il_accuracy: float
+    anytime: list[float]
+    forgetting: float | None
+    backward_transfer: float | None
+    forward_transfer: float | None
+    accuracy_matrix: list[list[float]]
+    task_il_matrix: list[list[float]]
+    untrained: list[float]
+    before_finetuning: list[float] | None
+    sensitivity: dict[str, float | None]
+    chosen: list[str]
+    share: float  # of the parameters, that is chosen
+    parameters: dict[str, int]
+    losses: list[list[float]]
+    epoch_changes: list[list[Any]]
+    task_changes: list[list[Any]]
+    finetunings: list[dict[str, Any]]
+    flops: dict[str, int]
+    seconds: dict[str, float]
+    steps: int
+    versions: dict[str, str]
+    device: str
+    format: int = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def path(out: Path, settings: Settings) -> Path:
+    return out / settings.id / "record.json"
+
+
+def write(record: Record, file: Path) -> None:
+    """Into a temporary file beside it, then into place."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".partial")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            json.dump(record.to_dict(), stream, indent=1)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(file: Path) -> Record:
+    """A record; an error that names the file if it is none."""
+    try:
+        values = json.loads(file.read_text())
+        if values.get("format") != FORMAT:
+            raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
+        return Record(**values)
+    except (json.JSONDecodeError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{file} is not a record: {error}") from None
+
+
+def read_all(folder: Path) -> list[Record]:
+    return [read(file) for file in sorted(folder.glob("**/record.json"))]

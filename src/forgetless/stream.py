@@ -1,0 +1,227 @@
+"""A stream of tasks: frozen values, images as they are on disk (uint8), labels as int64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Examples: ``x`` (count, channels, height, width), uint8 or float, and their labels ``y`` (count,)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"{len(self.x)} examples and {len(self.y)} labels; there must be as many of both")
+        if self.y.dtype != torch.int64:
+            raise ValueError(f"labels have dtype {self.y.dtype}; they must be torch.int64")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def of(self, rows: Tensor) -> Split:
+        return Split(self.x[rows], self.y[rows])
+
+    def to(self, device: torch.device | str) -> Split:
+        return Split(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Task:
+    train: Split
+    test: Split
+    classes: tuple[int, ...]  # the labels that occur
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Tasks in order, and how images are prepared: scaled to [0, 1], then (x − mean) / std; crop, flip to train.
+
+    ``scenario`` is ``class`` (tasks have classes of their own) or ``domain`` (the same classes, other images).
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    classes: int
+    scenario: str
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    pad: int = 0  # zero-padding before a random crop; 0: no crop
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            raise ValueError(f"stream {self.name!r} has no tasks")
+        for number, task in enumerate(self.tasks, start=1):
+            for split, what in ((task.train, "training"), (task.test, "test")):
+                if not len(split):
+                    raise ValueError(f"stream {self.name!r}: task {number} has no {what} examples")
+                low, high = int(split.y.min()), int(split.y.max())
+                if low < 0 or high >= self.classes:
+                    raise ValueError(
+                        f"stream {self.name!r}: task {number} has labels from {low} to {high}; with {self.classes} "
+                        f"classes they must be 0 to {self.classes - 1}"
+                    )
+            missing = set(task.classes) - set(task.train.y.unique().tolist())
+            if missing:
+                raise ValueError(f"stream {self.name!r}: task {number} has no training example of class {min(missing)}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example."""
+        return tuple(self.tasks[0].train.x.shape[1:])
+
+    def to(self, device: torch.device | str) -> Stream:
+        tasks = tuple(Task(task.train.to(device), task.test.to(device), task.classes) for task in self.tasks)
+        return replace(self, tasks=tasks)
+
+    def joint(self) -> Stream:
+        """The training examples of all tasks in the first, for the upper bound; the tests stay apart."""
+        train = Split(torch.cat([t.train.x for t in self.tasks]), torch.cat([t.train.y for t in self.tasks]))
+        classes = tuple(sorted({c for task in self.tasks for c in task.classes}))
+        first = Task(train, self.tasks[0].test, classes)
+        return replace(self, tasks=(first, *self.tasks[1:]))
+
+    def validation(self, fraction: float = 0.1, seed: int = 0) -> Stream:
+        """Hold out this share of each class of each task's training examples, and test on them, not on the test set."""
+        if not 0 < fraction < 1:
+            raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
+        generator = torch.Generator().manual_seed(seed)
+        tasks = []
+        for task in self.tasks:
+            held = _stratified(task.train.y, fraction, generator)
+            tasks.append(
+                Task(task.train.of((~held).nonzero()[:, 0]), task.train.of(held.nonzero()[:, 0]), task.classes)
+            )
+        return replace(self, name=f"{self.name} (validation)", tasks=tuple(tasks))
+
+
+def split_by_class(
+    name: str,
+    train: Split,
+    test: Split,
+    sizes: Sequence[int],
+    order: Sequence[int] | int | None = None,
+    **prepare: Any,
+) -> Stream:
+    """Tasks of ``sizes`` classes each. ``order``: the classes in order, or a seed for a random one (None: 0, 1, 2, …).
+
+    Labels are renumbered by that order, so that task 1 has the labels 0, 1, … and so on.
+    """
+    classes = sum(sizes)
+    if order is None:
+        order = range(classes)
+    elif isinstance(order, int):
+        order = torch.randperm(classes, generator=torch.Generator().manual_seed(order)).tolist()
+    if sorted(order) != list(range(classes)):
+        raise ValueError(f"order is {list(order)}; it must name each of the classes 0 to {classes - 1} once")
+    top = max(int(train.y.max()), int(test.y.max()))
+    if top >= classes:
+        raise ValueError(f"sizes {list(sizes)} make {classes} classes, but the labels go up to {top}")
+    rank = torch.empty(classes, dtype=torch.int64)
+    rank[torch.tensor(list(order))] = torch.arange(classes)
+    tasks, start = [], 0
+    for size in sizes:
+        parts = []
+        for split in (train, test):
+            y = rank[split.y]
+            rows = ((y >= start) & (y < start + size)).nonzero()[:, 0]
+            parts.append(Split(split.x[rows], y[rows]))
+        tasks.append(Task(parts[0], parts[1], tuple(range(start, start + size))))
+        start += size
+    return Stream(name, tuple(tasks), classes, "class", **prepare)
+
+
+def split_by_domain(name: str, domains: Sequence[tuple[Split, Split]], classes: int, **prepare: Any) -> Stream:
+    """One task for each (train, test), all with the same classes."""
+    tasks = tuple(Task(train, test, tuple(range(classes))) for train, test in domains)
+    return Stream(name, tasks, classes, "domain", **prepare)
+
+
+def rotate(x: Tensor, degrees: float) -> Tensor:
+    """Images (…, height, width) turned counter-clockwise about their centre, nearest pixel, zeros outside."""
+    height, width = x.shape[-2:]
+    angle = math.radians(degrees)
+    rows = torch.arange(height, dtype=torch.float64)[:, None] - (height - 1) / 2
+    columns = torch.arange(width, dtype=torch.float64)[None] - (width - 1) / 2
+    source_column = (columns * math.cos(angle) - rows * math.sin(angle) + (width - 1) / 2).round().long()
+    source_row = (columns * math.sin(angle) + rows * math.cos(angle) + (height - 1) / 2).round().long()
+    inside = (source_row >= 0) & (source_row < height) & (source_column >= 0) & (source_column < width)
+    pixel = source_row.clamp(0, height - 1) * width + source_column.clamp(0, width - 1)
+    turned = x.flatten(-2)[..., pixel.flatten().to(x.device)].reshape(x.shape)
+    return turned * inside.to(x.device, x.dtype)
+
+
+def rotated(name: str, train: Split, test: Split, tasks: int, classes: int, seed: int = 0, **prepare: Any) -> Stream:
+    """The same examples in every task, turned by one random angle in [0°, 180°) each."""
+    angles = (180 * torch.rand(tasks, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).tolist()
+    domains = [tuple(Split(rotate(split.x, angle), split.y) for split in (train, test)) for angle in angles]
+    return split_by_domain(name, [(first, second) for first, second in domains], classes, **prepare)
+
+
+def from_tensors(
+    x: Tensor,
+    y: Tensor,
+    sizes: Sequence[int],
+    *,
+    test: float = 0.2,
+    name: str = "tensors",
+    seed: int = 0,
+    **prepare: Any,
+) -> Stream:
+    """A class-incremental stream from one's own tensors; a stratified share of ``test`` becomes the test set."""
+    whole = Split(x if x.ndim == 4 else x[:, None], y.to(torch.int64))
+    held = _stratified(whole.y, test, torch.Generator().manual_seed(seed))
+    train, rest = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+    return split_by_class(name, whole.of(train), whole.of(rest), sizes, **prepare)
+
+
+def from_dataset(dataset: Any, sizes: Sequence[int], **settings: Any) -> Stream:
+    """A class-incremental stream from any indexable dataset of (image tensor, label): torchvision's, a user's own."""
+    items = [dataset[i] for i in range(len(dataset))]
+    x = torch.stack([torch.as_tensor(item[0]) for item in items])
+    y = torch.tensor([int(item[1]) for item in items])
+    return from_tensors(x, y, sizes, **{"name": type(dataset).__name__, **settings})
+
+
+def from_folder(folder: str | Path, sizes: Sequence[int], *, size: int | None = None, **settings: Any) -> Stream:
+    """A class-incremental stream from ``folder/<class>/<image>``, classes in alphabetical order; needs pillow.
+
+    ``size`` resizes all images to size × size; without it they must be equal.
+    """
+    from forgetless.datasets.images import read_folder
+
+    x, y, _ = read_folder(Path(folder), size)
+    return from_tensors(x, y, sizes, **{"name": Path(folder).name, **settings})
+
+
+def _stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+    """A mask with this share of every class, at least one and never all; drawn at random."""
+    held = torch.zeros(len(y), dtype=torch.bool)
+    for label in y.unique().tolist():
+        rows = (y.cpu() == label).nonzero()[:, 0]
+        if len(rows) < 2:
+            raise ValueError(f"class {label} has {len(rows)} example; a share of {fraction} held out needs 2 or more")
+        count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+        held[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
+    return held
+
+
+def describe(stream: Stream) -> Mapping[str, Any]:
+    """What a stream holds, for people."""
+    return {
+        "tasks": len(stream.tasks),
+        "classes": [len(task.classes) for task in stream.tasks],
+        "train": [len(task.train) for task in stream.tasks],
+        "test": [len(task.test) for task in stream.tasks],
+        "shape": stream.shape,
+    }

@@ -1,0 +1,75 @@
+"""The streams of the paper, each a function of the data folder and a class order; prepared as by the DER authors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from forgetless.datasets import cifar, digits, medmnist, mnist, pacs, tinyimagenet
+from forgetless.datasets.files import root as data_root
+from forgetless.stream import Stream, rotated, split_by_class, split_by_domain
+
+Order = Sequence[int] | int | None
+
+
+def seq_digits(root: Path | None = None, order: Order = None) -> Stream:
+    return split_by_class("seq-digits", *digits.read(), sizes=[2] * 5, order=order)
+
+
+def seq_mnist(root: Path | None = None, order: Order = None) -> Stream:
+    return split_by_class("seq-mnist", *mnist.read(root or data_root()), sizes=[2] * 5, order=order)
+
+
+def rot_mnist(root: Path | None = None, order: Order = None) -> Stream:
+    """20 tasks; ``order`` is the seed of the angles (None: 0)."""
+    if order is not None and not isinstance(order, int):
+        raise ValueError(
+            f"order is {order}; rot-mnist has the same classes in every task and takes a seed for the angles"
+        )
+    return rotated("rot-mnist", *mnist.read(root or data_root()), tasks=20, classes=10, seed=order or 0)
+
+
+def seq_organamnist(root: Path | None = None, order: Order = None) -> Stream:
+    data = medmnist.read(root or data_root(), "organamnist")
+    return split_by_class("seq-organamnist", *data, sizes=[3, 3, 3, 2], order=order)
+
+
+def seq_pathmnist(root: Path | None = None, order: Order = None) -> Stream:
+    data = medmnist.read(root or data_root(), "pathmnist")
+    return split_by_class("seq-pathmnist", *data, sizes=[3, 2, 2, 2], order=order)
+
+
+def seq_cifar10(root: Path | None = None, order: Order = None) -> Stream:
+    return split_by_class(
+        "seq-cifar10",
+        *cifar.read(root or data_root()),
+        sizes=[2] * 5,
+        order=order,
+        mean=(0.4914, 0.4822, 0.4465),
+        std=(0.2470, 0.2435, 0.2615),
+        pad=4,
+        flip=True,
+    )
+
+
+def seq_tinyimagenet(root: Path | None = None, order: Order = None) -> Stream:
+    return split_by_class(
+        "seq-tinyimagenet",
+        *tinyimagenet.read(root or data_root()),
+        sizes=[20] * 10,
+        order=order,
+        mean=(0.4802, 0.4480, 0.3975),
+        std=(0.2770, 0.2691, 0.2821),
+        pad=4,
+        flip=True,
+    )
+
+
+def seq_pacs(root: Path | None = None, order: Order = None) -> Stream:
+    """Sketch, cartoon, art painting, photo; or the domains in another ``order`` of 0 to 3. Flipped to train."""
+    domains = list(pacs.read(root or data_root()).values())
+    if order is not None:
+        if isinstance(order, int) or sorted(order) != [0, 1, 2, 3]:
+            raise ValueError(f"order is {order}; seq-pacs takes the four domains 0 to 3, each once")
+        domains = [domains[i] for i in order]
+    return split_by_domain("seq-pacs", domains, classes=7, flip=True)

@@ -1,0 +1,31 @@
+"""Small streams and learners for tests."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from forgetless.buffer import Buffer
+from forgetless.learner import Learner
+from forgetless.stream import Split, Stream, Task
+
+
+def small_stream(tasks: int = 3, per_class: int = 12, scenario: str = "class", seed: int = 0) -> Stream:
+    """Tasks of two classes (or of the same six); 2×2 images whose brightness tells the class."""
+    generator = torch.Generator().manual_seed(seed)
+    classes = 2 * tasks
+    made = []
+    for number in range(tasks):
+        own = (2 * number, 2 * number + 1) if scenario == "class" else tuple(range(classes))
+        y = torch.tensor(own).repeat_interleave(per_class)
+        y = y[torch.randperm(len(y), generator=generator)]
+        noise = torch.randint(20, (len(y), 1, 2, 2), generator=generator)
+        x = (30 * y[:, None, None, None] + noise).to(torch.uint8)
+        made.append(Task(Split(x, y), Split(x[: len(x) // 2], y[: len(y) // 2]), own))
+    return Stream("small", tuple(made), classes, scenario)
+
+
+def learner(network: nn.Module, stream: Stream, capacity: int = 0, policy: str = "reservoir", **settings) -> Learner:
+    values = {"lr": 0.1, "batch": 4, "replay": 3, "weight_decay": 0.0, "seed": 0, **settings}
+    buffer = Buffer(capacity, policy=policy) if capacity else None
+    return Learner(network, stream, buffer=buffer, device=torch.device("cpu"), **values)

@@ -1,0 +1,41 @@
+import torch
+
+from forgetless import augment
+from forgetless.augment import Preparation
+from forgetless.stream import Split, split_by_class
+
+
+def test_every_crop_is_a_window_of_the_padded_image(device):
+    x = torch.randint(1, 256, (64, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(device)
+    generator = torch.Generator(device).manual_seed(0)
+    cut = augment.random_crop(x, 2, generator)
+    assert cut.shape == x.shape
+    assert cut.dtype == torch.uint8
+    padded = torch.nn.functional.pad(x, (2, 2, 2, 2))
+    places = set()
+    for image, whole in zip(cut, padded, strict=True):
+        found = [
+            (i, j) for i in range(5) for j in range(5) if torch.equal(whole[:, i : i + 6, j : j + 5], image)
+        ]  # fmt: skip
+        assert len(found) == 1
+        places.add(found[0])
+    assert len(places) > 15  # of 25
+
+
+def test_about_half_are_flipped_and_nothing_else_changes():
+    x = torch.rand(400, 1, 2, 3)
+    turned = augment.random_flip(x, torch.Generator().manual_seed(0))
+    flipped = (turned == x.flip(-1)).flatten(1).all(1)
+    same = (turned == x).flatten(1).all(1)
+    assert bool((flipped ^ same).all())
+    assert 150 < int(flipped.sum()) < 250
+
+
+def test_preparation_scales_and_normalises():
+    image = torch.tensor([0, 255, 51, 102], dtype=torch.uint8).reshape(1, 1, 2, 2)
+    split = Split(image, torch.tensor([0]))
+    plain = Preparation(split_by_class("s", split, split, [1]), torch.device("cpu"))
+    torch.testing.assert_close(plain.plain(image).flatten(), torch.tensor([0.0, 1.0, 0.2, 0.4]))
+    normal = Preparation(split_by_class("s", split, split, [1], mean=(0.5,), std=(0.25,)), torch.device("cpu"))
+    torch.testing.assert_close(normal.plain(image).flatten(), torch.tensor([-2.0, 2.0, -1.2, -0.4]))
+    assert torch.equal(normal.augmented(image, torch.Generator()), normal.plain(image))  # no crop, no flip

@@ -1,0 +1,71 @@
+import pytest
+
+from forgetless import build, record
+from forgetless.config import resolve
+
+QUICK = {"epochs": 1, "batch": 50, "replay": 50}
+
+
+def test_a_run_that_has_a_record_is_not_done_again(tmp_path):
+    settings, sources = resolve("seq-digits", "sgd", QUICK)
+    events = []
+    first = build.run(settings, sources, tmp_path, events.append)
+    assert events
+    seen = len(events)
+    again = build.run(settings, sources, tmp_path, events.append)
+    assert len(events) == seen
+    assert again == first
+    assert record.path(tmp_path, settings).exists()
+
+
+def test_the_same_settings_give_the_same_numbers():
+    settings, _ = resolve("seq-digits", "derpp", {**QUICK, "repair": "fpf", "steps": 5})
+    one, two = (build.run(settings).to_dict() for _ in range(2))
+    for values in (one, two):
+        del values["seconds"]
+    assert one == two
+
+
+def test_an_option_a_method_does_not_have_is_answered_with_the_nearest():
+    settings, _ = resolve("seq-digits", "derpp", {"alhpa": 3})
+    with pytest.raises(
+        ValueError, match=r"derpp has no setting 'alhpa'; did you mean 'alpha'\? \(its own settings: alpha, beta"
+    ):
+        build.build_method(settings)
+    settings, _ = resolve("seq-digits", "sgd", {"epoch": 3})
+    with pytest.raises(ValueError, match="sgd has no setting 'epoch'; did you mean 'epochs'.*no settings of its own"):
+        build.build_method(settings)
+
+
+def test_networks_are_given_what_they_take():
+    stream = build.build_stream(resolve("seq-digits", "sgd", {})[0])
+    for name, first in (("mlp", (100, 64)), ("resnet18", (64, 1, 3, 3)), ("vgg11", (64, 1, 3, 3))):
+        network = build.build_network(resolve("seq-digits", "sgd", {"network": name})[0], stream)
+        assert tuple(next(network.parameters()).shape) == first
+
+
+def test_own_streams_methods_and_networks_by_path(tmp_path, monkeypatch):
+    (tmp_path / "own_parts.py").write_text(
+        "import torch\n"
+        "from forgetless.methods.er import ER\n"
+        "from forgetless.stream import from_tensors\n"
+        "def network(classes, inputs):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))\n"
+        "y = torch.arange(4).repeat(20)\n"
+        "stream = from_tensors((60 * y[:, None, None]).expand(80, 3, 3).to(torch.uint8), y, [2, 2])\n"
+        "class Mine(ER.__mro__[1]):\n"
+        "    def step(self, learner, batch):\n"
+        "        logits = learner.network(learner.augment(batch.x))\n"
+        "        loss = torch.nn.functional.cross_entropy(logits, batch.y)\n"
+        "        learner.update(loss)\n"
+        "        return loss.detach(), {'logits': logits.detach()}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = {"network": "own_parts:network", "epochs": 2, "batch": 8, "replay": 8, "lr": 0.5}
+    settings, _ = resolve("own_parts:stream", "own_parts:Mine", given)
+    assert len(build.run(settings).accuracy_matrix) == 2
+
+
+def test_what_is_no_method_is_refused():
+    with pytest.raises(ValueError, match="is not a subclass of forgetless.methods.Method"):
+        build.build_method(resolve("seq-digits", "json:dumps", {})[0])

@@ -1,0 +1,36 @@
+import pytest
+
+from forgetless import catalogue
+from forgetless.methods import Method
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, table in catalogue.TABLES.items() for name in table])
+def test_every_entry_leads_to_something(kind, name):
+    found = catalogue.load(kind, name)
+    assert callable(found)
+    if kind == "method":
+        assert issubclass(found, Method)
+
+
+def test_the_tables_cannot_be_changed():
+    with pytest.raises(TypeError):
+        catalogue.METHODS["mine"] = None
+
+
+def test_an_unknown_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="no stream named 'seq-minst'; did you mean 'seq-mnist'"):
+        catalogue.load("stream", "seq-minst")
+    with pytest.raises(ValueError, match="no method named 'zzzz' Known: sgd, joint"):
+        catalogue.load("method", "zzzz")
+
+
+def test_a_dotted_path_goes_wherever_a_name_does(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_test.py").write_text("def network(classes): return classes\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert catalogue.load("network", "mine_for_test:network")(3) == 3
+    assert catalogue.load("network", "mine_for_test.network")(3) == 3
+    with pytest.raises(ValueError, match="mine_for_test has no 'netwerk'; did you mean 'network'"):
+        catalogue.load("network", "mine_for_test:netwerk")
+    with pytest.raises(ValueError, match="no module named 'nowhere.at_all'"):
+        catalogue.load("network", "nowhere.at_all:thing")

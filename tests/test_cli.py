@@ -1,0 +1,117 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
+QUICK = ["--epochs", "1", "--batch", "50", "--replay", "50"]
+
+
+def forgetless(*arguments, cwd, expect=0, **environment):
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "COLUMNS": "160", **environment},
+    )  # fmt: skip
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_a_run_prints_its_table_and_leaves_its_record(tmp_path):
+    done = forgetless("run", "seq-digits", "derpp", "--fpf", "--alpha", "0.3", *QUICK, cwd=tmp_path)
+    assert "fpf+derpp" in done.stdout
+    assert "given:" in done.stderr
+    assert "alpha 0.3" in done.stderr
+    (record,) = tmp_path.glob("runs/*/record.json")
+    values = json.loads(record.read_text())
+    assert values["settings"]["options"] == {"alpha": 0.3}
+    assert values["chosen"] == ["fc3"]
+    again = forgetless("run", "seq-digits", "derpp", "--fpf", "--alpha=0.3", *QUICK, cwd=tmp_path)
+    assert "this run has a record already" in again.stderr
+
+
+def test_json_is_one_line(tmp_path):
+    done = forgetless("run", "seq-digits", "sgd", "--k-fpf", "--kd", 0.5, "--json", *QUICK, cwd=tmp_path)
+    (line,) = done.stdout.splitlines()
+    values = json.loads(line)
+    assert values["label"] == "k-fpf-kd"
+    for name in ("accuracy", "accuracy_matrix", "forgetting", "flops", "seconds", "sensitivity", "chosen", "id"):
+        assert name in values
+    assert json.loads((tmp_path / "runs" / values["id"] / "record.json").read_text()) == values
+
+
+def test_groups_order_freeze_and_validation_reach_the_run(tmp_path):
+    done = forgetless(
+        "run", "seq-digits", "er", "--fpf", "--groups", "fc1,fc3", "--order", "9,8,7,6,5,4,3,2,1,0", "--freeze", "fc2",
+        "--validation", "--seed", 3, "--json", *QUICK, cwd=tmp_path,
+    )  # fmt: skip
+    values = json.loads(done.stdout)
+    assert values["chosen"] == ["fc1", "fc3"]
+    assert values["settings"]["order"] == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert values["settings"]["freeze"] == ["fc2"]
+    assert values["settings"]["validation"] is True
+    assert values["settings"]["seed"] == 3
+
+
+def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
+    done = forgetless("demo", "--seeds", 1, cwd=tmp_path)
+    for label in ("sgd", "fpf+sgd", "k-fpf-ce", "k-fpf-kd", "er", "fpf+er", "derpp", "fpf+derpp", "joint"):
+        assert label in done.stdout
+    assert "<svg" in (tmp_path / "forgetless-demo" / "report.html").read_text()
+    assert len(list(tmp_path.glob("forgetless-demo/*/record.json"))) == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "seq-digit", "er"], "error: no stream named 'seq-digit'; did you mean 'seq-digits'?"),
+        (["run", "seq-digits", "derp"], "error: no method named 'derp'; did you mean 'derpp'?"),
+        (["run", "seq-digits", "er", "--alhpa", "3"], "error: er has no setting 'alhpa'"),
+        (["run", "seq-digits", "er", "--epohcs", "3"], "error: er has no setting 'epohcs'; did you mean 'epochs'?"),
+        (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of `run`"),
+        (["run", "seq-digits", "er", "--epochs", "0"], "error: epochs is 0; it must be a whole number of 1 or more"),
+        (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5; 10 examples are drawn at a time"),
+        (["run", "seq-digits", "er", "--kd", "0.5"], "error: kd is a setting of FPF"),
+        (["run", "seq-digits", "er", "--fpf", "--groups", "fc4"], "error: no group named 'fc4'; did you mean 'fc3'"),
+        (["run", "seq-digits", "er", "--fpf", "--k-fpf"], "error: --fpf and --k-fpf exclude each other"),
+        (["run", "seq-digits", "er", "--order", "1,a"], "error: order is '1,a'; it must be a seed"),
+        (["run", "seq-digits", "er", "--order", "1,2"], "error: order is [1, 2]; it must name each of the classes"),
+        (["run", "seq-digits", "er", "--epochs", "two"], "error: Invalid value for '--epochs'"),
+        (["run", "rot-mnist", "icarl"], "is missing: run `forgetless data get mnist`"),
+        (["run", "seq-mnist", "er"], "is missing: run `forgetless data get mnist`, or set FORGETLESS_DATA"),
+        (["data", "get", "mnits"], "error: no data set named 'mnits'; did you mean 'mnist'?"),
+        (["data", "get", "pacs"], "error: pacs has no address to fetch it from"),
+        (["rnu"], "error: No such command 'rnu'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_ends_with_one_line_that_says_what_would_be_right(arguments, message, tmp_path):
+    done = forgetless(*arguments, cwd=tmp_path, expect=2, FORGETLESS_DATA=str(tmp_path / "empty"))
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("runs/*/record.json"))
+
+
+def test_data_is_listed_and_checked(tmp_path):
+    empty = {"FORGETLESS_DATA": str(tmp_path)}
+    assert "mnist" in forgetless("data", "list", cwd=tmp_path, **empty).stdout
+    (tmp_path / "organamnist.npz").write_bytes(b"broken")
+    done = forgetless("data", "check", cwd=tmp_path, expect=1, **empty)
+    assert "organamnist.npz is damaged" in done.stdout
+    assert "pathmnist" not in done.stdout
+
+
+def test_an_interrupted_run_leaves_no_record_and_says_so(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "run", "seq-digits", "er", "--epochs", "100000"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(8)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted: the run in progress left no record" in errors
+    assert not list(Path(tmp_path).rglob("*record*"))

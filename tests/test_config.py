@@ -1,0 +1,75 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forgetless.config import Settings, resolve
+
+
+def test_given_settings_win_over_presets_and_both_say_where_they_come_from():
+    settings, sources = resolve("seq-cifar10", "derpp", {"buffer": 500, "lr": 0.5, "beta": 2.0})
+    assert (settings.lr, settings.epochs, settings.network) == (0.5, 5, "resnet18")
+    assert settings.options == {"alpha": 0.2, "beta": 2.0}
+    assert sources["lr"] == sources["beta"] == "given"
+    assert sources["alpha"] == "DER authors, seq-cifar10, buffer 500"
+
+
+def test_the_id_is_the_same_for_the_same_settings_and_another_for_others():
+    one = resolve("seq-digits", "er", {})[0]
+    assert one.id == resolve("seq-digits", "er", {"lr": one.lr})[0].id
+    assert len(one.id) == 12
+    others = [resolve("seq-digits", "er", given)[0].id for given in ({"lr": 0.2}, {"seed": 1}, {"repair": "fpf"})]
+    assert len({one.id, *others}) == 4
+
+
+def test_settings_survive_json():
+    settings = resolve("seq-digits", "der", {"repair": "k-fpf", "groups": ("fc2", "fc3"), "order": (1, 0), "kd": 0.2})[
+        0
+    ]
+    assert Settings.from_dict(settings.to_dict()) == settings
+    assert Settings.from_dict(settings.to_dict()).id == settings.id
+
+
+@given(st.floats(1e-6, 10), st.integers(0, 99), st.sampled_from(["none", "fpf", "k-fpf"]))
+def test_any_settings_survive_json(lr, seed, repair):
+    settings = resolve("seq-mnist", "er", {"lr": lr, "seed": seed, "repair": repair})[0]
+    assert Settings.from_dict(settings.to_dict()) == settings
+
+
+def test_labels_are_what_people_call_the_runs():
+    def label(method, **given):
+        return resolve("seq-digits", method, given)[0].label
+
+    assert label("er") == "er"
+    assert label("er", repair="fpf") == "fpf+er"
+    assert label("er", repair="fpf", groups="all") == "fpf-all+er"
+    assert label("sgd", repair="k-fpf") == "k-fpf-ce"
+    assert label("sgd", repair="k-fpf", kd=0.5) == "k-fpf-kd"
+    assert label("der", repair="k-fpf", groups="all") == "k-fpf-all-ce+der"
+
+
+@pytest.mark.parametrize(
+    ("stream", "method", "given", "match"),
+    [
+        ("seq-cifer10", "er", {}, "no stream named 'seq-cifer10'; did you mean 'seq-cifar10'"),
+        ("seq-digits", "err", {}, "no method named 'err'; did you mean 'er'"),
+        ("seq-digits", "er", {"network": "resnet81"}, "no network named 'resnet81'; did you mean 'resnet18'"),
+        ("seq-digits", "er", {"repair": "kfpf"}, "repair is 'kfpf'; it must be one of none, fpf, k-fpf"),
+        ("seq-digits", "er", {"kd": 0.5}, "kd is a setting of FPF: it goes with --fpf or --k-fpf"),
+        ("seq-digits", "er", {"repair": "fpf", "every": 50}, "every is a setting of k-FPF"),
+    ],
+)
+def test_what_cannot_be_is_refused(stream, method, given, match):
+    with pytest.raises(ValueError, match=match):
+        resolve(stream, method, given)
+
+
+def test_an_unknown_setting_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="no setting named 'epoch'; did you mean 'epochs'"):
+        Settings.from_dict({"stream": "seq-digits", "method": "er", "epoch": 3})
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        resolve("seq-digits", "er", {})[0].lr = 3

@@ -1,0 +1,98 @@
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import forgetless
+from forgetless import METHODS, Method, catalogue
+from forgetless.contract import ContractError
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_built_in_method_keeps_the_contract(name):
+    forgetless.check(catalogue.load("method", name))
+
+
+class Good(Method):
+    def step(self, learner, batch):
+        logits = learner.network(learner.augment(batch.x))
+        loss = F.cross_entropy(logits, batch.y)
+        learner.update(loss)
+        return loss.detach(), {"logits": logits.detach()}
+
+
+def broken(**parts):
+    return type("Broken", (Good,), parts)
+
+
+@dataclass
+class Sharing(Good):
+    seen: ClassVar[list] = []
+
+    def step(self, learner, batch):
+        self.seen.append(1)
+        learner.lr = 0.05 / len(self.seen)
+        return super().step(learner, batch)
+
+
+@dataclass
+class Unrepeatable(Good):
+    calls: int = field(default=0, init=False)
+
+    def step(self, learner, batch):
+        loss, columns = super().step(learner, batch)
+        with torch.no_grad():
+            learner.parameters[0].add_(0.001 * torch.randn(learner.parameters[0].shape))
+        return loss, columns
+
+
+def reading(self, learner, batch):
+    loss, columns = Good.step(self, learner, batch)
+    return (loss if loss.item() > 0 else loss + 0), columns
+
+
+def undeclared(self, learner, batch):
+    loss, columns = Good.step(self, learner, batch)
+    return loss, columns | {"secret": batch.y}
+
+
+def attached(self, learner, batch):
+    logits = learner.network(learner.augment(batch.x))
+    return logits.mean().detach(), {"logits": logits}
+
+
+def infinite(self, learner, batch):
+    loss, columns = Good.step(self, learner, batch)
+    return loss / 0, columns
+
+
+def moving(self, learner, x):
+    with torch.no_grad():
+        learner.parameters[0].add_(0.1)
+    return learner.network(x)
+
+
+def test_a_good_one_passes():
+    forgetless.check(Good)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (broken(step=reading), "4: the host waits in a step of task 1: aten::_local_scalar_dense"),
+        (broken(step=undeclared), "2: the step returns secret, which is not declared"),
+        (broken(step=attached), "2: column 'logits' must hold a detached row"),
+        (broken(memory="reservoir", columns=("depth",)), "depth"),
+        (broken(step=infinite), "inf"),
+        (broken(predict=moving), "5: evaluation changes the network"),
+        (broken(memory="all"), "memory is 'all'; it must be none, reservoir, balanced or own"),
+        (Unrepeatable, "3: two runs with the same seed"),
+        (Sharing, "6: a second instance|3: two runs"),
+        (lambda: 3, "makes int, which is not a forgetless.Method"),
+    ],
+)
+def test_each_breach_is_named(make, match):
+    with pytest.raises((ContractError, KeyError, forgetless.NonFiniteError), match=match):
+        forgetless.check(make)

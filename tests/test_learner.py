@@ -1,0 +1,58 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from forgetless.networks import mlp
+from helpers import learner, small_stream
+
+
+def test_an_update_is_that_of_torchs_sgd():
+    torch.manual_seed(0)
+    network = mlp(6, inputs=4)
+    twin = copy.deepcopy(network)
+    mine = learner(network, small_stream(), lr=0.3, weight_decay=0.01)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.3, weight_decay=0.01)
+    x, y = torch.rand(5, 4), torch.randint(6, (5,))
+    mine.update(F.cross_entropy(network(x), y))
+    F.cross_entropy(twin(x), y).backward()
+    optimizer.step()
+    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_parameter_the_loss_does_not_reach_stays():
+    network = mlp(6, inputs=4)
+    before = network.fc1.weight.detach().clone()
+    learner(network, small_stream()).update(network.fc3.bias.sum())
+    assert torch.equal(network.fc1.weight, before)
+
+
+def test_replay_draws_from_the_buffer_and_prepares_the_images():
+    mine = learner(mlp(6, inputs=4), small_stream(), capacity=10)
+    mine.buffer.add({"x": torch.full((5, 1, 2, 2), 51, dtype=torch.uint8), "y": torch.arange(5)})
+    rows = mine.replay()
+    assert len(rows["y"].unique()) == 3
+    torch.testing.assert_close(rows["x"], torch.full((3, 1, 2, 2), 0.2))
+
+
+def test_classes_seen_so_far():
+    mine = learner(mlp(6, inputs=4), small_stream())
+    assert [mine.seen(task) for task in (-1, 0, 1, 2)] == [0, 2, 4, 6]
+
+
+def test_flops_are_counted_once_and_added_each_time():
+    network = mlp(6, inputs=4, hidden=())
+    mine = learner(network, small_stream())
+    for _ in range(3):
+        mine.counted("train", "key", lambda: network(torch.rand(2, 4)))
+    assert mine.ledger.to_dict() == {"train": 3 * 2 * 2 * 4 * 6}
+    mine.spend("memory", 10)
+    mine.spend("memory", 10, backward=True)
+    assert mine.ledger.flops("memory") == 10 * 2 * 24 + 10 * 6 * 24
+
+
+def test_a_method_that_declares_no_memory_has_none():
+    with pytest.raises(AssertionError, match="declares no memory"):
+        _ = learner(mlp(6, inputs=4), small_stream()).buffer

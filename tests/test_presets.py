@@ -1,0 +1,52 @@
+import pytest
+
+from forgetless import catalogue, presets
+from forgetless.presets import preset
+
+
+def test_every_name_in_the_presets_is_known():
+    for table in (
+        presets.STREAM_DEFAULTS,
+        presets.DER_AUTHORS,
+        presets.GRIDS,
+        presets.REPAIR_BY_STREAM,
+        presets.SEARCHED,
+    ):
+        assert set(table) <= set(catalogue.STREAMS)
+    assert set(presets.STREAM_DEFAULTS) == set(catalogue.STREAMS)
+    for methods in presets.DER_AUTHORS.values():
+        assert set(methods) <= set(catalogue.METHODS)
+    for stream, lender in presets.BORROWED.items():
+        assert stream in catalogue.STREAMS
+        assert lender in presets.DER_AUTHORS
+
+
+def test_the_der_authors_settings_by_buffer():
+    found = preset("seq-cifar10", "derpp", "none", 500)
+    assert found["alpha"] == (0.2, "DER authors, seq-cifar10, buffer 500")
+    assert preset("seq-cifar10", "derpp", "none", 200)["alpha"] == (0.1, "DER authors, seq-cifar10, buffer 200")
+    assert preset("seq-cifar10", "derpp", "none", 5120)["alpha"][0] == 0.2
+    assert found["lr"] == (0.03, "DER authors, seq-cifar10")
+    assert found["epochs"] == (5, "default of seq-cifar10")
+
+
+def test_a_stream_the_der_authors_do_not_have_borrows_and_says_so():
+    assert preset("seq-organamnist", "er", "none", 500)["lr"] == (0.1, "DER authors, seq-cifar10")
+
+
+def test_fpf_and_k_fpf_start_from_the_papers_steps_and_thresholds():
+    once = preset("seq-pathmnist", "er", "fpf", 500)
+    assert (once["steps"][0], once["threshold"][0]) == (300, 1.0)
+    often = preset("seq-pathmnist", "sgd", "k-fpf", 500)
+    assert (often["steps"][0], often["threshold"][0]) == (100, 0.3)
+
+
+@pytest.mark.parametrize("stream", list(presets.GRIDS))
+def test_the_papers_grids_are_whole(stream):
+    assert set(presets.GRIDS[stream]) == {"fpf", "k-fpf"}
+    assert set(presets.GRIDS[stream]["k-fpf"]) == {"lr", "ft_lr", "kd"}
+    sizes = {"seq-organamnist": (5, 4, 4, 4), "seq-pathmnist": (5, 3, 5, 4), "seq-cifar10": (5, 3, 4, 3),
+             "seq-tinyimagenet": (5, 3, 3, 3), "seq-pacs": (7, 3, 4, 4)}  # fmt: skip
+    k_fpf = presets.GRIDS[stream]["k-fpf"]
+    found = (len(presets.GRIDS[stream]["fpf"]["ft_lr"]), len(k_fpf["lr"]), len(k_fpf["ft_lr"]), len(k_fpf["kd"]))
+    assert found == sizes[stream]

@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+from forgetless import build, record
+from forgetless.config import resolve
+
+
+@pytest.fixture(scope="module")
+def made():
+    settings, sources = resolve("seq-digits", "er", {"epochs": 1, "repair": "k-fpf", "every": 40, "steps": 5})
+    return build.run(settings, sources)
+
+
+def test_a_record_comes_back_as_it_was_written(made, tmp_path):
+    record.write(made, tmp_path / "a" / "record.json")
+    assert record.read(tmp_path / "a" / "record.json") == made
+    assert record.read_all(tmp_path) == [made]
+
+
+def test_nothing_is_left_beside_a_record(made, tmp_path):
+    record.write(made, tmp_path / "record.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_record(made, tmp_path, monkeypatch):
+    file = tmp_path / "record.json"
+    record.write(made, file)
+    before = file.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        record.write(made, file)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 1}', '{"format": 99}', "null"])
+def test_what_is_no_record_is_named(tmp_path, text):
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(ValueError, match=r"record\.json is not a record: "):
+        record.read(tmp_path / "record.json")
+
+
+def test_a_record_holds_what_was_found_out(made):
+    plain = json.loads(json.dumps(made.to_dict()))
+    assert plain["label"] == "k-fpf-ce+er"
+    assert len(plain["accuracy_matrix"]) == 5
+    assert plain["accuracy"] == pytest.approx(sum(plain["accuracy_matrix"][-1]) / 5, abs=0.001)
+    assert plain["anytime"][-1] == plain["accuracy"]
+    assert set(plain["sensitivity"]) == {"fc1", "fc2", "fc3"}
+    assert plain["chosen"]
+    assert 0 < plain["share"] <= 1
+    assert set(plain["flops"]) == {"train", "finetune"}
+    assert set(plain["seconds"]) == {"train", "finetune", "evaluate", "total"}
+    assert set(plain["versions"]) == {"forgetless", "torch", "numpy", "python"}
+    assert [row[:2] for row in plain["task_changes"]] == [[2, 1], [3, 1], [4, 1], [5, 1]]
+    assert [row[:2] for row in plain["epoch_changes"]] == [[t, 1] for t in range(1, 6)]
+    assert plain["sources"]["every"] == "given"

@@ -1,0 +1,130 @@
+import pytest
+import torch
+from PIL import Image
+
+from forgetless import stream
+from forgetless.datasets.files import DataError
+from forgetless.stream import Split, Stream, Task
+
+
+def labelled(*labels):
+    """Images that hold their own number in the first pixel."""
+    y = torch.tensor(labels)
+    x = torch.arange(len(y), dtype=torch.uint8).reshape(-1, 1, 1, 1).expand(-1, 1, 2, 2).clone()
+    return Split(x, y)
+
+
+def test_split_by_class_gives_each_task_its_classes():
+    found = stream.split_by_class("s", labelled(0, 1, 2, 3, 0, 3), labelled(3, 2, 1, 0), sizes=[1, 3])
+    assert [task.classes for task in found.tasks] == [(0,), (1, 2, 3)]
+    assert [task.train.y.tolist() for task in found.tasks] == [[0, 0], [1, 2, 3, 3]]
+    assert found.tasks[0].train.x[:, 0, 0, 0].tolist() == [0, 4]
+    assert [task.test.y.tolist() for task in found.tasks] == [[0], [3, 2, 1]]
+    assert found.scenario == "class"
+    assert found.shape == (1, 2, 2)
+
+
+def test_an_order_of_classes_renumbers_the_labels():
+    found = stream.split_by_class("s", labelled(0, 1, 2, 3), labelled(0, 1, 2, 3), sizes=[2, 2], order=[3, 1, 0, 2])
+    # class 3 becomes 0, 1 stays 1, 0 becomes 2, 2 becomes 3
+    assert found.tasks[0].train.y.tolist() == [1, 0]
+    assert found.tasks[0].train.x[:, 0, 0, 0].tolist() == [1, 3]
+    assert found.tasks[1].train.y.tolist() == [2, 3]
+
+
+def test_a_seed_orders_the_classes_and_repeats():
+    def first(seed):
+        found = stream.split_by_class("s", labelled(*range(8)), labelled(*range(8)), sizes=[2] * 4, order=seed)
+        return [task.train.x[:, 0, 0, 0].tolist() for task in found.tasks]
+
+    assert first(1) == first(1)
+    assert first(1) != first(2)
+
+
+def test_validation_holds_out_a_tenth_of_every_class_and_leaves_the_test_set_alone():
+    train = labelled(*([0] * 30 + [1] * 50))
+    test = Split(torch.full((4, 1, 2, 2), 200, dtype=torch.uint8), torch.tensor([0, 0, 1, 1]))
+    (task,) = stream.split_by_class("s", train, test, sizes=[2]).validation().tasks
+    assert task.test.y.bincount().tolist() == [3, 5]
+    assert task.train.y.bincount().tolist() == [27, 45]
+    pixels = torch.cat([task.train.x, task.test.x])[:, 0, 0, 0]
+    assert sorted(pixels.tolist()) == list(range(80))  # all of the training images, none of the test images
+
+
+def test_joint_puts_all_training_examples_first_and_keeps_the_tests_apart():
+    found = stream.split_by_class("s", labelled(0, 1, 2, 3), labelled(0, 1, 2, 3), sizes=[2, 2]).joint()
+    assert found.tasks[0].train.y.tolist() == [0, 1, 2, 3]
+    assert [task.test.y.tolist() for task in found.tasks] == [[0, 1], [2, 3]]
+
+
+def test_rotation_by_right_angles_is_exact():
+    x = torch.arange(1, 10, dtype=torch.uint8).reshape(1, 1, 3, 3)
+    assert torch.equal(stream.rotate(x, 0), x)
+    assert torch.equal(stream.rotate(x, 90), torch.rot90(x, 1, (2, 3)))
+    assert torch.equal(stream.rotate(x, 180), torch.rot90(x, 2, (2, 3)))
+
+
+def test_rotation_fills_with_zeros():
+    turned = stream.rotate(torch.full((1, 1, 9, 9), 7, dtype=torch.uint8), 45)
+    assert turned[0, 0, 0, 0] == 0
+    assert turned[0, 0, 4, 4] == 7
+    assert turned.dtype == torch.uint8
+
+
+def test_rotated_tasks_have_the_same_labels_and_other_images():
+    x = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    split = Split(x, torch.arange(6) % 2)
+    found = stream.rotated("r", split, split, tasks=3, classes=2)
+    assert found.scenario == "domain"
+    assert [task.train.y.tolist() for task in found.tasks] == [split.y.tolist()] * 3
+    assert not torch.equal(found.tasks[0].train.x, found.tasks[1].train.x)
+
+
+def test_own_tensors_datasets_and_folders_make_the_same_stream(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (40, 3, 4, 4), dtype=torch.uint8, generator=generator)
+    y = torch.arange(4).repeat_interleave(10)
+    for i, (image, label) in enumerate(zip(x, y.tolist(), strict=True)):
+        (tmp_path / f"class{label}").mkdir(exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"class{label}" / f"{i:02}.png")
+    pairs = list(zip(x, y.tolist(), strict=True))
+    made = [
+        stream.from_tensors(x, y, [2, 2]),
+        stream.from_dataset(pairs, [2, 2]),
+        stream.from_folder(tmp_path, [2, 2]),
+    ]
+    for other in made[1:]:
+        for one, two in zip(made[0].tasks, other.tasks, strict=True):
+            assert torch.equal(one.train.x, two.train.x)
+            assert torch.equal(one.test.y, two.test.y)
+    assert len(made[0].tasks[0].test) == 4
+
+
+def test_images_of_different_sizes_need_a_size(tmp_path):
+    for name, size in (("a", 4), ("b", 6)):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            Image.new("RGB", (size, size)).save(tmp_path / name / f"{i}.png")
+    with pytest.raises(DataError, match="images of different sizes .* give size="):
+        stream.from_folder(tmp_path, [1, 1])
+    assert stream.from_folder(tmp_path, [1, 1], size=5).shape == (3, 5, 5)
+
+
+def test_what_cannot_be_a_stream_is_refused():
+    train = labelled(0, 1)
+    with pytest.raises(ValueError, match="2 examples and 3 labels"):
+        Split(torch.zeros(2, 1, 1, 1), torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"order is \[0, 0\]; it must name each of the classes 0 to 1 once"):
+        stream.split_by_class("s", train, train, sizes=[2], order=[0, 0])
+    with pytest.raises(ValueError, match="make 1 classes, but the labels go up to 1"):
+        stream.split_by_class("s", train, train, sizes=[1])
+    with pytest.raises(ValueError, match="task 2 has no training examples"):
+        stream.split_by_class("s", train, labelled(0, 1, 2), sizes=[2, 1])
+    with pytest.raises(ValueError, match="task 1 has no training example of class 1"):
+        stream.split_by_class("s", labelled(0, 2), labelled(0, 2), sizes=[3])
+    with pytest.raises(ValueError, match="stream 's' has no tasks"):
+        Stream("s", (), 2, "class")
+    with pytest.raises(ValueError, match="task 1 has labels from 0 to 1; with 1 classes they must be 0 to 0"):
+        Stream("s", (Task(train, train, (0,)),), 1, "class")
+    with pytest.raises(ValueError, match="class 1 has 1 example"):
+        stream.split_by_class("s", labelled(0, 0, 1), train, sizes=[2]).validation()

@@ -1,0 +1,219 @@
+import copy
+import math
+
+import pytest
+import torch
+
+from forgetless import Finetune, NonFiniteError, catalogue, flops, networks, scores, streams
+from forgetless.methods.er import ER
+from forgetless.methods.gdumb import GDumb
+from forgetless.methods.icarl import ICaRL
+from forgetless.methods.joint import Joint
+from forgetless.methods.sgd import SGD
+from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, train, with_seed
+from helpers import small_stream
+
+STREAM = small_stream(per_class=30)
+
+
+def network(seed=0):
+    return with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), seed)
+
+
+def run(method=None, stream=STREAM, model=None, **settings):
+    values = {"epochs": 2, "batch": 6, "lr": 0.2, "replay": 6, "buffer": 36, **settings}
+    events = list(train(stream, method or SGD(), model or network(), **values))
+    assert isinstance(events[-1], Ended)
+    return events, events[-1].result
+
+
+FINETUNE = Finetune(steps=20, lr=0.3, batch=12)
+K_FPF = Finetune.k_fpf(15, steps=10, lr=0.3, batch=12)
+
+
+def test_events_tell_the_run_in_order():
+    events, result = run(epochs=2)
+    assert events[0] == Began(tasks=3, steps=60)
+    assert [(e.task, e.epoch) for e in events if isinstance(e, EpochEnded)] == [
+        (t, n) for t in (1, 2, 3) for n in (1, 2)
+    ]
+    assert [e.task for e in events if isinstance(e, TaskEnded)] == [1, 2, 3]
+    assert [e.step for e in events if isinstance(e, Stepped)] == [50]
+    assert result.steps == 60
+    assert [e.accuracies for e in events if isinstance(e, TaskEnded)] == list(result.accuracy_matrix)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another():
+    weights = []
+    for seed in (3, 3, 4):
+        _, result = run(ER(), seed=seed)
+        weights.append(torch.cat([p.detach().flatten() for p in result.network.parameters()]))
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_global_random_state_is_neither_read_nor_moved():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    _, first = run(ER(), finetune=FINETUNE)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    _, second = run(ER(), finetune=FINETUNE)
+    assert first.accuracy_matrix == second.accuracy_matrix
+
+
+def test_fpf_finetunes_once_at_the_end():
+    events, result = run(finetune=FINETUNE)
+    assert [e.step for e in events if isinstance(e, Repaired)] == [60]
+    plain = run()[1]
+    assert result.before_finetuning == plain.accuracy_matrix[-1]  # until then it is the same run
+    assert result.accuracy_matrix[:2] == plain.accuracy_matrix[:2]
+
+
+def test_fpf_and_k_fpf_help_on_digits_and_choose_by_sensitivity():
+    def digits(finetune):
+        model = with_seed(lambda: networks.mlp(10, inputs=64), 0)
+        settings = {"epochs": 3, "batch": 10, "lr": 0.1, "buffer": 200}
+        return run(stream=streams.seq_digits(), model=model, finetune=finetune, **settings)[1]
+
+    once = digits(Finetune(lr=0.1))
+    assert once.profile.chosen == ("fc3",)
+    assert sum(once.before_finetuning) / 5 < 25
+    assert scores.accuracy(once.accuracy_matrix) > 50
+    often = digits(Finetune.k_fpf(50))
+    assert set(often.profile.chosen) >= {"fc2", "fc3"}
+    assert scores.accuracy(often.accuracy_matrix) > 80
+
+
+def test_k_fpf_finetunes_every_tau_steps_once_a_shift_was_seen_and_at_the_end():
+    events, result = run(finetune=K_FPF)
+    # the first epoch of task 2 ends after step 30: from then on S_g is known
+    assert [e.step for e in events if isinstance(e, Repaired)] == [45, 60, 60]
+    assert len({e.groups for e in events if isinstance(e, Repaired)}) == 1
+    assert result.profile.comparisons == 4  # two epochs of each of tasks 2 and 3
+
+
+def test_with_given_groups_k_fpf_finetunes_from_the_start():
+    events, _ = run(finetune=Finetune.k_fpf(15, steps=2, groups=("fc2",), batch=12))
+    assert [e.step for e in events if isinstance(e, Repaired)] == [15, 30, 45, 60, 60]
+    assert all(e.groups == ("fc2",) for e in events if isinstance(e, Repaired))
+
+
+def test_only_the_chosen_groups_move_in_a_finetuning():
+    model = network()
+    states = []
+    settings = {"epochs": 1, "batch": 6, "lr": 0.2, "buffer": 36}
+    finetune = Finetune(steps=5, groups=("fc1",), batch=12)
+    for event in train(STREAM, SGD(), model, finetune=finetune, **settings):
+        if isinstance(event, EpochEnded | Repaired):
+            states.append(copy.deepcopy(model.state_dict()))
+    before, after = states[-2:]
+    assert [name for name in before if not torch.equal(before[name], after[name])] == ["fc1.weight", "fc1.bias"]
+
+
+def test_sensitivities_are_the_mean_over_all_epochs_of_consecutive_tasks():
+    model = network()
+    snapshots = {}
+    result = None
+    for event in train(STREAM, SGD(), model, epochs=2, batch=6, lr=0.2):
+        if isinstance(event, EpochEnded):
+            snapshots[event.task, event.epoch] = {n: p.detach().clone() for n, p in model.named_parameters()}
+        elif isinstance(event, Ended):
+            result = event.result
+    change = {}
+    for name in snapshots[1, 1]:
+        pairs = [(snapshots[t + 1, n][name], snapshots[t, n][name]) for t in (1, 2) for n in (1, 2)]
+        change[name] = sum((a - b).abs().sum().item() for a, b in pairs) / 4
+    size = {name: p.numel() for name, p in model.named_parameters()}
+    of_group = {
+        g: (change[f"{g}.weight"] + change[f"{g}.bias"]) / (size[f"{g}.weight"] + size[f"{g}.bias"])
+        for g in ("fc1", "fc2")
+    }
+    total = sum(of_group.values())
+    found = {group.name: group.sensitivity for group in result.profile.groups}
+    assert found == pytest.approx({g: 2 * value / total for g, value in of_group.items()}, rel=1e-4)
+
+
+def test_flops_by_phase_are_those_of_the_passes_made():
+    _, result = run(epochs=1, finetune=Finetune(steps=7, groups=("fc2",), batch=12))
+    one = flops.training_flops(network(), torch.empty(1, 1, 2, 2))
+    assert result.flops["train"] == 180 * one
+    forward = flops.forward_flops(network(), torch.empty(1, 1, 2, 2))
+    assert result.flops["finetune"] == 7 * 12 * (forward + 2 * 16 * 6)
+    _, result = run(ER(), epochs=1)
+    replayed = 6 * 29  # six with every batch but the first
+    assert result.flops["train"] == (180 + replayed) * one
+
+
+def test_joint_trains_on_everything_at_once():
+    events, result = run(Joint(), epochs=10)
+    assert events[0] == Began(tasks=1, steps=300)
+    assert len(result.accuracy_matrix) == 1
+    assert scores.accuracy(result.accuracy_matrix) > 70
+
+
+def test_a_frozen_group_stays_after_the_first_task():
+    model = network()
+    after = {}
+    for event in train(STREAM, SGD(), model, epochs=1, batch=6, lr=0.2, freeze=["fc1"]):
+        if isinstance(event, TaskEnded):
+            after[event.task] = copy.deepcopy(model.state_dict())
+    assert torch.equal(after[1]["fc1.weight"], after[3]["fc1.weight"])
+    assert not torch.equal(after[1]["fc2.weight"], after[3]["fc2.weight"])
+    assert not torch.equal(network().state_dict()["fc1.weight"], after[1]["fc1.weight"])
+
+
+def test_frozen_batch_norm_statistics_stay_too():
+    stream = small_stream(per_class=8)
+    model = with_seed(lambda: networks.resnet18(6, channels=1, width=2), 0)
+    after = {}
+    for event in train(stream, SGD(), model, epochs=1, batch=8, lr=0.05, freeze=["bn.affine", "bn.stats"]):
+        if isinstance(event, TaskEnded):
+            after[event.task] = copy.deepcopy(model.state_dict())
+    moved = {name for name in after[1] if not torch.equal(after[1][name], after[3][name])}
+    assert not [name for name in moved if "bn" in name or "shortcut.1" in name]
+    assert "conv1.weight" in moved
+
+
+@pytest.mark.parametrize("name", [n for n in catalogue.METHODS if n not in ("joint", "gdumb")])
+def test_kd_composes_where_logits_are_stored_and_is_refused_at_once_where_not(name):
+    method = catalogue.load("method", name)()
+    finetune = Finetune(steps=2, distill=0.5, batch=12)
+    if name in ("agem", "icarl"):
+        with pytest.raises(ValueError, match="distill is 0.5, but the memory of .* holds no logits"):
+            run(method, finetune=finetune)
+    else:
+        assert run(method, finetune=finetune)[1].finetunings
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"epochs": 0}, "epochs is 0; it must be a whole number of 1 or more"),
+        ({"batch": 0}, "batch is 0"),
+        ({"lr": math.nan}, "lr is nan; it must be a finite number above 0"),
+        ({"method": ER(), "buffer": 5}, "buffer is 5; 6 examples are drawn at a time, so it must be 6 or more"),
+        ({"finetune": Finetune(batch=40)}, "buffer is 36; finetuning draws 40 at a time"),
+        ({"finetune": Finetune(steps=0)}, "steps is 0"),
+        ({"finetune": Finetune.k_fpf(0)}, "every is 0"),
+        (
+            {"method": GDumb(), "finetune": FINETUNE},
+            "groups is 'auto', but GDumb never trains on one task after another",
+        ),
+        ({"method": ICaRL(), "stream": small_stream(scenario="domain")}, "ICaRL is for class-incremental streams only"),
+        ({"freeze": ["fc9"]}, "no group named 'fc9'"),
+    ],
+)
+def test_bad_settings_are_refused_before_training(settings, match):
+    with pytest.raises(ValueError, match=match):
+        run(**settings)
+
+
+def test_a_loss_that_is_not_finite_names_the_epoch():
+    with pytest.raises(NonFiniteError, match="the loss became .* in epoch 1 of task 1; try a smaller lr than 1e"):
+        run(lr=1e20)
+
+
+def test_on_a_gpu_or_not_the_network_is_where_it_is_said(device):
+    _, result = run(ER(), device=device, finetune=FINETUNE)
+    assert next(result.network.parameters()).device.type == device
