@@ -48,6 +48,7 @@ def test_the_page_is_whole_and_needs_nothing_else(records):
 
 
 def test_labels_keep_a_distance():
-    placed = report._spread([100.0, 101.0, 50.0, 100.5])
-    assert sorted(placed) == [50.0, 100.0, 113.0, 126.0]
+    placed = report._spread([(0.0, 100.0), (5.0, 101.0), (0.0, 50.0), (0.0, 100.5), (500.0, 100.0)])
+    assert placed[0] == placed[4] == 100.0  # the last one is far to the side
     assert placed[2] == 50.0
+    assert sorted(placed[:2] + placed[3:4]) == [100.0, 113.5, 127.0]

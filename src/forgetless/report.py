@@ -10,7 +10,7 @@ from statistics import mean, stdev
 
 from forgetless.record import Record
 
-COLOURS = ("#2563eb", "#c2410c", "#15803d", "#7c3aed", "#be123c", "#0e7490", "#a16207", "#4d7c0f", "#86198f", "#475569")
+COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,12 @@ def _frame(marks: Sequence[tuple[float, str]], below: Sequence[tuple[float, str]
         lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     for x, text in below:
         lines.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text}</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name)}">{"".join(lines)}{inside}</svg>'
+    return _picture(HEIGHT, name, "".join(lines) + inside)
+
+
+def _picture(height: float, name: str, inside: str) -> str:
+    svg = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name)}">{inside}</svg>'
+    return f'<div class="wide">{svg}</div>'
 
 
 def _y(percent: float) -> float:
@@ -155,15 +160,15 @@ def _y(percent: float) -> float:
 _PERCENTS = tuple((_y(percent), str(percent)) for percent in (0, 25, 50, 75, 100))
 
 
-def _spread(wanted: Sequence[float], gap: float = 13) -> list[float]:
-    """Places near the wanted ones, in the same order, at least a gap apart: for labels that would cover each other."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    placed = [0.0] * len(wanted)
-    last = -math.inf
-    for i in order:
-        placed[i] = last = max(wanted[i], last + gap)
-    over = max(placed, default=0) - (HEIGHT - BOTTOM)
-    return [place - max(0.0, over) for place in placed]
+def _spread(wanted: Sequence[tuple[float, float]], width: float = 90, height: float = 13) -> list[float]:
+    """A height for the label of each (x, y), at y or as little below it as keeps labels from covering each other."""
+    placed: dict[int, tuple[float, float]] = {}
+    for i in sorted(range(len(wanted)), key=lambda i: wanted[i][1]):
+        x, y = wanted[i]
+        while any(abs(x - other) < width and abs(y - place) < height for other, place in placed.values()):
+            y += 1
+        placed[i] = (x, y)
+    return [placed[i][1] for i in range(len(wanted))]
 
 
 def _lines(series: Mapping[str, Sequence[float]], colours: Mapping[str, str]) -> str:
@@ -175,7 +180,7 @@ def _lines(series: Mapping[str, Sequence[float]], colours: Mapping[str, str]) ->
         return LEFT + 10 + task / max(1, tasks - 1) * (WIDTH - LEFT - RIGHT - 20)
 
     drawn = []
-    ends = _spread([_y(values[-1]) for values in series.values()])
+    ends = _spread([(0.0, _y(values[-1])) for values in series.values()])
     for (label, values), place in zip(series.items(), ends, strict=True):
         points = " ".join(f"{x(t):.1f},{_y(value):.1f}" for t, value in enumerate(values))
         colour = colours[label]
@@ -185,7 +190,7 @@ def _lines(series: Mapping[str, Sequence[float]], colours: Mapping[str, str]) ->
             for t, value in enumerate(values)
         )
         drawn.append(f'<polyline points="{points}" stroke="{colour}"/>{dots}')
-        drawn.append(f'<text x="{WIDTH - RIGHT + 6}" y="{place + 4:.1f}" fill="{colour}">{escape(label)}</text>')
+        drawn.append(f'<text x="{WIDTH - RIGHT + 6}" y="{place + 4:.1f}" style="fill:{colour}">{escape(label)}</text>')
     ticks = [(x(task), f"{'task ' if task == 0 else ''}{task + 1}") for task in range(tasks)]
     return _frame(_PERCENTS, ticks, "".join(drawn), "accuracy after each task")
 
@@ -198,7 +203,7 @@ def _scatter(found: Sequence[Row], colours: Mapping[str, str]) -> str:
         return LEFT + (cost - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     drawn = []
-    places = _spread([_y(row.accuracy) for row in found])
+    places = _spread([(x(cost), _y(row.accuracy)) for row, cost in zip(found, costs, strict=True)])
     for row, cost, place in zip(found, costs, places, strict=True):
         colour, at, y = colours[row.label], x(cost), _y(row.accuracy)
         drawn.append(
@@ -206,7 +211,7 @@ def _scatter(found: Sequence[Row], colours: Mapping[str, str]) -> str:
             f'y2="{_y(max(0, row.accuracy - row.spread)):.1f}" stroke="{colour}"/>'
             f'<circle cx="{at:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{escape(row.label)}: '
             f"{row.accuracy:.1f} %, {si(row.tflops * 1e12)}FLOPs</title></circle>"
-            f'<text x="{at + 9:.1f}" y="{place + 4:.1f}" fill="{colour}">{escape(row.label)}</text>'
+            f'<text x="{at + 9:.1f}" y="{place + 4:.1f}" style="fill:{colour}">{escape(row.label)}</text>'
         )
     ticks = []
     for power in range(math.floor(low), math.ceil(high) + 1):
@@ -229,7 +234,7 @@ def _bars(scores: Mapping[str, float]) -> str:
         lines.append(f'<text x="88" y="{y + 13}" text-anchor="end">{escape(group)}</text>')
         lines.append(f'<rect x="96" y="{y}" width="{length:.1f}" height="18" rx="3" fill="{shade}"/>')
         lines.append(f'<text x="{102 + length:.1f}" y="{y + 13}">{score:.2f}</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="forgetting profile">{"".join(lines)}</svg>'
+    return _picture(height, "forgetting profile", "".join(lines))
 
 
 def _settings(found: Sequence[Row]) -> str:
@@ -256,7 +261,7 @@ h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2re
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
 td i { display: inline-block; width: .7rem; height: .7rem; border-radius: 50%; margin-right: .5rem; }
-svg { width: 100%; height: auto; font-size: 12px; } svg text { fill: var(--ink); } svg text[fill] { fill: attr(fill); }
+svg { width: 100%; min-width: 34rem; height: auto; font-size: 12px; } svg text { fill: var(--ink); }
 svg .grid { stroke: var(--line); } svg polyline { fill: none; stroke-width: 2; }
 details { margin: 2rem 0 1rem; } dt { font-weight: 600; } dd { margin: 0 0 .6rem; color: var(--soft); font-size: .9rem;
   overflow-wrap: anywhere; } footer { color: var(--soft); font-size: .85rem; }
