@@ -3,8 +3,8 @@
     python benchmarks/seq_mnist.py search --work FOLDER   # every point of the grids on validation, two seeds
     python benchmarks/seq_mnist.py final --work FOLDER    # the best of each row on all training images, five seeds
 
-Two processes with one thread each; what is in FOLDER already is not done again. ``search`` writes
-records/seq-mnist/search.json, ``final`` the records beside it.
+FPF's learning rate is searched with the two best points of its method. Two processes with one thread each; what is in
+FOLDER already is not done again. ``search`` writes records/seq-mnist/search.json, ``final`` the records beside it.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ GRIDS: dict[str, list[dict[str, list[Any]]]] = {
         {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.03, 0.05, 0.1, 0.3], "every": [100, 300, 500]},
         {"lr": [0.1, 0.15], "ft_lr": [0.05, 0.1, 0.2], "every": [50, 100]},
         {"lr": [0.05, 0.1], "ft_lr": [0.1, 0.2], "every": [50, 100], "groups": [["fc2", "fc3"]]},
+        {"lr": [0.001, 0.003], "ft_lr": [0.1, 0.3, 0.6], "every": [50, 100, 300]},
     ],
 }
 FPF = ("er", "agem", "icarl", "fdr", "der", "derpp")
@@ -101,7 +102,8 @@ def search(work: Path, pool: ProcessPoolExecutor) -> None:
             print(row, best[row], max(entry["validation_accuracy"] for entry in found[row]), flush=True)
 
     go({row: points(*grids) for row, grids in GRIDS.items()})
-    go({f"fpf+{method}": [{**best[method], **point} for point in points(FPF_GRID)] for method in FPF})
+    top = {row: sorted(found[row], key=lambda entry: -entry["validation_accuracy"])[:2] for row in FPF}
+    go({f"fpf+{row}": [{**e["point"], **point} for e in top[row] for point in points(FPF_GRID)] for row in FPF})
     RECORDS.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": "python benchmarks/seq_mnist.py search", "best": best, "grid": found}, indent=1)
     (RECORDS / "search.json").write_text(text + "\n")

@@ -1,5 +1,6 @@
 import copy
 import math
+import os
 
 import pytest
 import torch
@@ -217,3 +218,19 @@ def test_a_loss_that_is_not_finite_names_the_epoch():
 def test_on_a_gpu_or_not_the_network_is_where_it_is_said(device):
     _, result = run(ER(), device=device, finetune=FINETUNE)
     assert next(result.network.parameters()).device.type == device
+
+
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_seq_mnist_fpf_chooses_the_last_layer_and_k_fpf_the_last_two(seed):
+    def chosen(finetune):
+        model = with_seed(lambda: networks.mlp(10), seed)
+        settings = {"epochs": 1, "batch": 10, "lr": 0.03, "buffer": 500, "seed": seed}
+        return run(stream=streams.seq_mnist(), model=model, finetune=finetune, **settings)[1].profile
+
+    once = chosen(Finetune(steps=5))
+    assert once.chosen == ("fc3",)
+    assert round(100 * once.share, 2) == 1.13
+    often = chosen(Finetune.k_fpf(500, steps=5))
+    assert often.chosen == ("fc2", "fc3")
+    assert round(100 * often.share, 2) == 12.40

@@ -29,7 +29,7 @@ class Split:
         return len(self.y)
 
     def of(self, rows: Tensor) -> Split:
-        return Split(self.x[rows], self.y[rows])
+        return Split(self.x.index_select(0, rows), self.y.index_select(0, rows))
 
     def to(self, device: torch.device | str) -> Split:
         return Split(self.x.to(device), self.y.to(device))

@@ -212,7 +212,7 @@ def _train(
             total = torch.zeros((), device=device)
             batches = torch.randperm(len(task.train), generator=order, device=device).split(batch)
             for rows in batches:
-                current = Batch(task.train.x[rows], task.train.y[rows], number)
+                current = Batch(task.train.x.index_select(0, rows), task.train.y.index_select(0, rows), number)
                 key = (len(rows), 0 if buffer is None else min(len(buffer), replay), number > 0)
                 loss, found = learner.counted("train", key, lambda current=current: method.step(learner, current))  # type: ignore[misc]
                 total += loss
