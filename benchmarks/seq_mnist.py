@@ -25,36 +25,21 @@ from forgetless.config import Settings, resolve
 
 RECORDS = Path(__file__).parent / "records" / "seq-mnist"
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
-# Coarse grids, then finer ones around what was best on validation.
-GRIDS: dict[str, list[dict[str, list[Any]]]] = {
-    "joint": [{"lr": [0.03, 0.1]}],
-    "sgd": [{"lr": [0.01, 0.03, 0.1]}],
-    "oewc": [{"lr": [0.03, 0.1], "penalty": [10.0, 90.0], "gamma": [1.0]}],
-    "gdumb": [{"lr_high": [0.05, 0.1], "cutmix": [0.0, 0.5]}, {"lr_high": [0.2, 0.4], "cutmix": [0.5, 1.0]}],
-    "er": [{"lr": [0.01, 0.03, 0.1], "replay": [10, 128]}, {"lr": [0.1, 0.2], "replay": [10, 32]}],
-    "agem": [{"lr": [0.03, 0.1, 0.3], "replay": [128]}, {"lr": [0.1], "replay": [10, 256]}],
-    "icarl": [{"lr": [0.03, 0.1, 0.3], "replay": [10, 128]}, {"lr": [0.5, 1.0], "replay": [10]}],
-    "fdr": [
-        {"lr": [0.03, 0.1], "alpha": [0.2, 0.5, 1.0], "batch": [10, 128], "replay": [128]},
-        {"lr": [0.03, 0.05], "alpha": [2.0, 3.0], "replay": [128]},
-    ],
-    "der": [
-        {"lr": [0.03, 0.1], "alpha": [0.2, 0.5, 1.0], "replay": [10, 128]},
-        {"lr": [0.05, 0.1], "alpha": [1.0, 2.0], "replay": [10, 32]},
-    ],
-    "derpp": [
-        {"lr": [0.03, 0.1], "alpha": [0.2, 1.0], "beta": [0.5, 1.0], "replay": [10, 128]},
-        {"lr": [0.03, 0.05], "alpha": [1.0, 2.0], "beta": [1.0], "replay": [10, 32]},
-    ],
-    "k-fpf+sgd": [
-        {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.03, 0.05, 0.1, 0.3], "every": [100, 300, 500]},
-        {"lr": [0.1, 0.15], "ft_lr": [0.05, 0.1, 0.2], "every": [50, 100]},
-        {"lr": [0.05, 0.1], "ft_lr": [0.1, 0.2], "every": [50, 100], "groups": [["fc2", "fc3"]]},
-        {"lr": [0.001, 0.003], "ft_lr": [0.1, 0.3, 0.6], "every": [50, 100, 300]},
-    ],
+GRIDS: dict[str, dict[str, list[Any]]] = {
+    "k-fpf+sgd": {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "every": [50, 100, 300]},
+    "derpp": {"lr": [0.03, 0.1], "alpha": [1.0, 2.0], "beta": [1.0], "replay": [10]},
+    "der": {"lr": [0.03, 0.1], "alpha": [1.0, 2.0], "replay": [10]},
+    "er": {"lr": [0.05, 0.1], "replay": [10, 32]},
+    "fdr": {"lr": [0.03, 0.1], "alpha": [1.0, 3.0], "replay": [128]},
+    "icarl": {"lr": [0.1, 0.3, 1.0], "replay": [10]},
+    "agem": {"lr": [0.03, 0.1, 0.3], "replay": [128]},
+    "gdumb": {"lr_high": [0.05, 0.1, 0.2], "cutmix": [0.5]},
+    "joint": {"lr": [0.03, 0.1]},
+    "sgd": {"lr": [0.03, 0.1]},
+    "oewc": {"lr": [0.03], "penalty": [10.0, 90.0], "gamma": [1.0]},
 }
 FPF = ("er", "agem", "icarl", "fdr", "der", "derpp")
-FPF_GRID = {"ft_lr": [1.0, 0.3, 0.1, 0.03, 0.01]}
+FPF_GRID = {"ft_lr": [0.3, 0.1, 0.03, 0.01]}
 
 
 def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) -> Settings:
@@ -73,15 +58,8 @@ def one(task: tuple[Settings, Path]) -> float:
     return run(chosen, out=work).accuracy
 
 
-def points(*grids: dict[str, list[Any]]) -> list[dict[str, Any]]:
-    """Every point of the grids, each once."""
-    found = []
-    for grid in grids:
-        for values in itertools.product(*grid.values()):
-            point = dict(zip(grid, values, strict=True))
-            if point not in found:
-                found.append(point)
-    return found
+def points(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def search(work: Path, pool: ProcessPoolExecutor) -> None:
@@ -101,7 +79,7 @@ def search(work: Path, pool: ProcessPoolExecutor) -> None:
             best[row] = max(found[row], key=lambda entry: entry["validation_accuracy"])["point"]
             print(row, best[row], max(entry["validation_accuracy"] for entry in found[row]), flush=True)
 
-    go({row: points(*grids) for row, grids in GRIDS.items()})
+    go({row: points(grid) for row, grid in GRIDS.items()})
     top = {row: sorted(found[row], key=lambda entry: -entry["validation_accuracy"])[:2] for row in FPF}
     go({f"fpf+{row}": [{**e["point"], **point} for e in top[row] for point in points(FPF_GRID)] for row in FPF})
     RECORDS.mkdir(parents=True, exist_ok=True)

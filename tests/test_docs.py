@@ -70,3 +70,7 @@ def test_links_lead_somewhere():
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_results_page_is_what_the_records_give():
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], check=True)

@@ -44,3 +44,12 @@ def test_features_are_what_the_last_layer_sees(network, shape, features):
     assert seen.shape == (2, features)
     torch.testing.assert_close(network(x), last(seen))
     assert network(x).shape == (2, 7)
+
+
+def test_the_mlp_starts_from_xaviers_weights_unless_told_otherwise():
+    torch.manual_seed(0)
+    model = networks.mlp(10)
+    assert model.fc1.weight.abs().max() <= (6 / 884) ** 0.5
+    assert model.fc1.weight.std().item() == pytest.approx((2 / 884) ** 0.5, rel=0.02)
+    assert not model.fc2.bias.any()
+    assert networks.mlp(10, xavier=False).fc1.weight.abs().max() <= 1 / 28

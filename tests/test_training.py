@@ -223,8 +223,9 @@ def test_on_a_gpu_or_not_the_network_is_where_it_is_said(device):
 @pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_on_seq_mnist_fpf_chooses_the_last_layer_and_k_fpf_the_last_two(seed):
+    # From Xavier's weights S of fc1 lies about the threshold of k-FPF, 0.3; docs/results.md shows what is chosen there.
     def chosen(finetune):
-        model = with_seed(lambda: networks.mlp(10), seed)
+        model = with_seed(lambda: networks.mlp(10, xavier=False), seed)
         settings = {"epochs": 1, "batch": 10, "lr": 0.03, "buffer": 500, "seed": seed}
         return run(stream=streams.seq_mnist(), model=model, finetune=finetune, **settings)[1].profile
 

@@ -167,8 +167,8 @@ def boundaries(
     ``rows[w]`` holds the change of each tensor over window w. All layers change more when the task switches (Sec.
     4.2): a window begins a new task when its change is more than ``jump`` times the largest of the last ``settle``
     windows and more than ``floor`` times the largest of the whole task, each for the median tensor. The second
-    condition keeps out the noise of a converged network. A task needs ``settle`` windows before the next can be
-    found. ``benchmarks/boundaries.py`` measures the three settings.
+    condition keeps out the noise of a converged network. A window in which nothing moved does not count. A task needs
+    ``settle`` windows before the next can be found. ``benchmarks/boundaries.py`` measures the three settings.
     """
     found: list[int] = []
     task: list[Sequence[float]] = []
