@@ -1,7 +1,13 @@
+import json
+from pathlib import Path
+
 import pytest
 
-from forgetless import catalogue, presets
+from forgetless import catalogue, presets, record
+from forgetless.config import resolve
 from forgetless.presets import preset
+
+RECORDS = Path(__file__).parent.parent / "benchmarks" / "records"
 
 
 def test_every_name_in_the_presets_is_known():
@@ -50,3 +56,21 @@ def test_the_papers_grids_are_whole(stream):
     k_fpf = presets.GRIDS[stream]["k-fpf"]
     found = (len(presets.GRIDS[stream]["fpf"]["ft_lr"]), len(k_fpf["lr"]), len(k_fpf["ft_lr"]), len(k_fpf["kd"]))
     assert found == sizes[stream]
+
+
+def test_the_searched_settings_are_those_of_the_committed_search():
+    best = json.loads((RECORDS / "seq-mnist" / "search.json").read_text())["best"]
+    assert presets.SEARCHED["seq-mnist"] == {row: {"batch": 10, **point} for row, point in best.items()}
+    value, source = preset("seq-mnist", "er", "fpf", 500)["ft_lr"]
+    assert value == best["fpf+er"]["ft_lr"]
+    assert source == "searched on validation with buffer 500, fpf+er"
+
+
+@pytest.mark.parametrize("file", sorted(RECORDS.glob("*-mnist/*-[0-9].json")), ids=lambda file: file.stem)
+def test_every_committed_record_is_repeated_by_its_command(file):
+    """`forgetless run STREAM METHOD [--fpf | --k-fpf] --buffer 500 --seed S` has the settings of the record."""
+    made = record.read(file)
+    given = {"buffer": 500, "seed": made.settings["seed"]}
+    if made.settings["repair"] != "none":
+        given["repair"] = made.settings["repair"]
+    assert resolve(made.settings["stream"], made.settings["method"], given)[0].id == made.id

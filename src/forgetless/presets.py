@@ -110,8 +110,28 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     },
 }
 
-# Chosen on the validation split of seq-mnist, buffer 500 (benchmarks/seq_mnist.py, records/seq-mnist).
-SEARCHED: Mapping[str, Mapping[str, Values]] = {}
+# Chosen on the validation split with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/search.json).
+SEARCHED: Mapping[str, Mapping[str, Values]] = {
+    "seq-mnist": {
+        "k-fpf+sgd": {"batch": 10, "lr": 0.1, "ft_lr": 0.1, "every": 100},
+        "derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10},
+        "der": {"batch": 10, "lr": 0.03, "alpha": 2.0, "replay": 10},
+        "er": {"batch": 10, "lr": 0.05, "replay": 32},
+        "fdr": {"batch": 10, "lr": 0.03, "alpha": 3.0, "replay": 128},
+        "icarl": {"batch": 10, "lr": 1.0, "replay": 10},
+        "agem": {"batch": 10, "lr": 0.1, "replay": 128},
+        "gdumb": {"batch": 10, "lr_high": 0.2, "cutmix": 0.5},
+        "joint": {"batch": 10, "lr": 0.03},
+        "sgd": {"batch": 10, "lr": 0.1},
+        "oewc": {"batch": 10, "lr": 0.03, "penalty": 90.0, "gamma": 1.0},
+        "fpf+er": {"batch": 10, "lr": 0.1, "replay": 32, "ft_lr": 0.3},
+        "fpf+agem": {"batch": 10, "lr": 0.1, "replay": 128, "ft_lr": 0.3},
+        "fpf+icarl": {"batch": 10, "lr": 1.0, "replay": 10, "ft_lr": 0.3},
+        "fpf+fdr": {"batch": 10, "lr": 0.1, "alpha": 1.0, "replay": 128, "ft_lr": 0.1},
+        "fpf+der": {"batch": 10, "lr": 0.03, "alpha": 2.0, "replay": 10, "ft_lr": 0.01},
+        "fpf+derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10, "ft_lr": 0.01},
+    },
+}
 
 
 def preset(stream: str, method: str, repair: str, buffer: int) -> dict[str, tuple[Any, str]]:
@@ -135,5 +155,5 @@ def preset(stream: str, method: str, repair: str, buffer: int) -> dict[str, tupl
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
     row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
     for key in (method, row):
-        take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation, {key}")
+        take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation with buffer 500, {key}")
     return found
