@@ -22,15 +22,3 @@ class NoHostRead(TorchDispatchMode):
 @pytest.fixture
 def no_host_read() -> NoHostRead:
     return NoHostRead()
-
-
-class HostReads(TorchDispatchMode):
-    """Counts the operations for which the host waits for the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.name() in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select")
-        return func(*args, **(kwargs or {}))

@@ -22,7 +22,7 @@ from forgetless.finetuning import Finetune
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
-from forgetless.training import Ended, Event, Result, check_run, train, with_seed
+from forgetless.training import Ended, Event, Result, train, with_seed
 
 
 def build_stream(settings: Settings) -> Stream:
@@ -82,7 +82,6 @@ def run(
         "epochs": settings.epochs, "batch": settings.batch, "lr": settings.lr, "replay": settings.replay,
         "buffer": settings.buffer, "finetune": finetune,
     }  # fmt: skip
-    check_run(stream, method, **common)
     network = build_network(settings, stream)
     result = None
     for event in train(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forgetless.buffer import Buffer
 from forgetless.evaluation import evaluate
 from forgetless.finetuning import Finetune
 from forgetless.learner import Batch, Learner
@@ -63,7 +64,7 @@ def check(make: Callable[[], Method]) -> None:
     _check_shared(make, stream, weights)
     _check_steps(make(), stream)
     for finetune in (Finetune(steps=2, groups="all", batch=4), Finetune.k_fpf(5, steps=2, groups="all", batch=4)):
-        if not [tensor for tensor in _weights(make(), stream, finetune) if tensor.isfinite().all()]:
+        if any(not tensor.isfinite().all() for tensor in _weights(make(), stream, finetune)):
             raise ContractError(f"7: the weights are not finite after finetuning, every={finetune.every}")
 
 
@@ -79,8 +80,6 @@ def _check_shared(make: Callable[[], Method], stream: Stream, alone: list[Tensor
 
 
 def _check_steps(method: Method, stream: Stream) -> None:
-    from forgetless.buffer import Buffer
-
     buffer = Buffer(24, policy="balanced" if method.memory == "balanced" else "reservoir")
     learner = Learner(
         _network(), stream, lr=0.05, batch=6, replay=4, weight_decay=0.0, device=torch.device("cpu"), seed=0,

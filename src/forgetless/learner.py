@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,6 +16,18 @@ from forgetless.flops import Ledger, count, forward_flops, nominal_flops
 from forgetless.stream import Stream
 
 T = TypeVar("T")
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Within, the network is in evaluation mode; on leaving, every module's mode is as it was."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @dataclass(frozen=True)

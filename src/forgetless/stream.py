@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,7 @@ class Stream:
         generator = torch.Generator().manual_seed(seed)
         tasks = []
         for task in self.tasks:
-            held = _stratified(task.train.y, fraction, generator)
+            held = stratified(task.train.y, fraction, generator)
             tasks.append(
                 Task(task.train.of((~held).nonzero()[:, 0]), task.train.of(held.nonzero()[:, 0]), task.classes)
             )
@@ -180,7 +180,7 @@ def from_tensors(
 ) -> Stream:
     """A class-incremental stream from one's own tensors; a stratified share of ``test`` becomes the test set."""
     whole = Split(x if x.ndim == 4 else x[:, None], y.to(torch.int64))
-    held = _stratified(whole.y, test, torch.Generator().manual_seed(seed))
+    held = stratified(whole.y, test, torch.Generator().manual_seed(seed))
     train, rest = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
     return split_by_class(name, whole.of(train), whole.of(rest), sizes, **prepare)
 
@@ -204,7 +204,7 @@ def from_folder(folder: str | Path, sizes: Sequence[int], *, size: int | None = 
     return from_tensors(x, y, sizes, **{"name": Path(folder).name, **settings})
 
 
-def _stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
+def stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tensor:
     """A mask with this share of every class, at least one and never all; drawn at random."""
     held = torch.zeros(len(y), dtype=torch.bool)
     for label in y.unique().tolist():
@@ -214,14 +214,3 @@ def _stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tenso
         count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         held[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
     return held
-
-
-def describe(stream: Stream) -> Mapping[str, Any]:
-    """What a stream holds, for people."""
-    return {
-        "tasks": len(stream.tasks),
-        "classes": [len(task.classes) for task in stream.tasks],
-        "train": [len(task.train) for task in stream.tasks],
-        "test": [len(task.test) for task in stream.tasks],
-        "shape": stream.shape,
-    }

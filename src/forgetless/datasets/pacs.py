@@ -11,7 +11,7 @@ import torch
 
 from forgetless.datasets.files import damaged, need
 from forgetless.datasets.images import ENDINGS, cached
-from forgetless.stream import Split, _stratified
+from forgetless.stream import Split, stratified
 
 COUNTS = {"sketch": 3929, "cartoon": 2344, "art_painting": 2048, "photo": 1670}
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -27,7 +27,7 @@ def read(root: Path, size: int = 224) -> dict[str, tuple[Split, Split]]:
             raise damaged(folder, "pacs", f"{len(files)} images, must be {count}")
         x = cached(root, "pacs", {domain: [path for path, _ in files]}, size)[domain]
         y = torch.tensor([label for _, label in files])
-        held = _stratified(y, 0.2, torch.Generator().manual_seed(0))
+        held = stratified(y, 0.2, torch.Generator().manual_seed(0))
         whole = Split(x, y)
         domains[domain] = (whole.of((~held).nonzero()[:, 0]), whole.of(held.nonzero()[:, 0]))
     return domains

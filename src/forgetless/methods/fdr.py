@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner
+from forgetless.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method, sample, setting
 from forgetless.stream import Task
 
@@ -40,11 +40,8 @@ class FDR(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = max(1, learner.buffer.capacity // (number + 1))
         new = sample(task.train, share, learner)
-        modes = [(module, module.training) for module in learner.network.modules()]
-        learner.network.eval()
-        logits = learner.network(learner.plain(new.x))
-        for module, mode in modes:
-            module.training = mode
+        with evaluating(learner.network):
+            logits = learner.network(learner.plain(new.x))
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
         if len(learner.buffer):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.buffer import herd
-from forgetless.learner import Batch, Learner
+from forgetless.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method
 from forgetless.stream import Split, Task
 
@@ -83,11 +83,8 @@ class ICaRL(Method):
 @torch.no_grad()
 def features(learner: Learner, x: Tensor) -> Tensor:
     """Features of length 1 of images, in evaluation mode."""
-    modes = [(module, module.training) for module in learner.network.modules()]
-    learner.network.eval()
-    parts = [F.normalize(network_features(learner.network, learner.plain(part))) for part in x.split(500)]
-    for module, mode in modes:
-        module.training = mode
+    with evaluating(learner.network):
+        parts = [F.normalize(network_features(learner.network, learner.plain(part))) for part in x.split(500)]
     return torch.cat(parts)
 
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import field
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from forgetless.learner import Batch, Learner
@@ -52,8 +53,6 @@ class Method(ABC):
 
 def sample(split: Split, size: int, learner: Learner) -> Split:
     """``size`` examples of a split without replacement, or all if there are fewer."""
-    import torch
-
     rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
     return split.of(rows)
 

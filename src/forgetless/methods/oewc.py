@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from forgetless.learner import Batch, Learner
+from forgetless.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method, setting
 from forgetless.stream import Task
 
@@ -58,14 +58,11 @@ def fisher_information(learner: Learner, task: Task) -> list[Tensor]:
         return -F.cross_entropy(logits, y[None])
 
     each = vmap(grad_and_value(log_probability), in_dims=(None, 0, 0))
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
     size = max(1, 20_000_000 // sum(value.numel() for value in free.values()))  # gradients held at a time
     total = {name: torch.zeros_like(value) for name, value in free.items()}
-    for x, y in zip(task.train.x.split(size), task.train.y.split(size), strict=True):
-        gradients, values = each(free, learner.plain(x), y)
-        for name, gradient in gradients.items():
-            total[name] += torch.einsum("e,e...->...", values.exp(), gradient.square())
-    for module, mode in modes:
-        module.training = mode
+    with evaluating(network):
+        for x, y in zip(task.train.x.split(size), task.train.y.split(size), strict=True):
+            gradients, values = each(free, learner.plain(x), y)
+            for name, gradient in gradients.items():
+                total[name] += torch.einsum("e,e...->...", values.exp(), gradient.square())
     return [value / len(task.train) for value in total.values()]
