@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two workers of two threads each are ten times slower
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

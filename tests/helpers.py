@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from forgetless.buffer import Buffer
+from forgetless.engine import Engine
 from forgetless.learner import Learner
 from forgetless.stream import Split, Stream, Task
 
@@ -28,4 +29,4 @@ def small_stream(tasks: int = 3, per_class: int = 12, scenario: str = "class", s
 def learner(network: nn.Module, stream: Stream, capacity: int = 0, policy: str = "reservoir", **settings) -> Learner:
     values = {"lr": 0.1, "batch": 4, "replay": 3, "weight_decay": 0.0, "seed": 0, **settings}
     buffer = Buffer(capacity, policy=policy) if capacity else None
-    return Learner(network, stream, buffer=buffer, device=torch.device("cpu"), **values)
+    return Learner(network, stream, buffer=buffer, engine=Engine(), **values)

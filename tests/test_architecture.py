@@ -14,10 +14,10 @@ SOURCE = Path(forgetless.__file__).parent
 # A module imports only from its own layer or from those before it; see docs/architecture.md.
 LAYERS = [
     {"catalogue", "dynamics", "flops", "scores"},
-    {"stream", "datasets", "streams", "augment", "networks", "grouping"},
-    {"buffer", "tracker", "learner"},
+    {"stream", "datasets", "streams", "augment", "augment_cuda", "networks", "grouping"},
+    {"engine", "feed", "buffer", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
-    {"evaluation", "training", "contract"},
+    {"evaluation", "training", "lanes", "contract"},
     {"presets", "config", "record", "report", "build"},
     {"cli"},
 ]

@@ -1,3 +1,4 @@
+import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -44,7 +45,7 @@ class Unrepeatable(Good):
     def step(self, learner, batch):
         loss, columns = super().step(learner, batch)
         with torch.no_grad():
-            learner.parameters[0].add_(0.001 * torch.randn(learner.parameters[0].shape))
+            learner.parameters[0].add_(1e-9 * (time.perf_counter_ns() % 1_000_003))
         return loss, columns
 
 

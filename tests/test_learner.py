@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forgetless.networks import mlp
+from forgetless.networks import mlp, resnet18
 from helpers import learner, small_stream
 
 
@@ -56,3 +56,9 @@ def test_flops_are_counted_once_and_added_each_time():
 def test_a_method_that_declares_no_memory_has_none():
     with pytest.raises(AssertionError, match="declares no memory"):
         _ = learner(mlp(6, inputs=4), small_stream()).buffer
+
+
+def test_flops_of_one_small_example_are_counted_for_a_network_with_batch_norm():
+    mine = learner(resnet18(6, channels=1, width=2), small_stream())  # 2×2 images: one pixel in the last blocks
+    mine.spend("memory", 3)
+    assert mine.ledger.flops("memory") > 0

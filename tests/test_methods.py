@@ -342,7 +342,7 @@ def test_gdumbs_learning_rate_is_that_of_torchs_warm_restarts():
 
 
 def test_cutmix_pastes_a_box_and_tells_what_is_left():
-    mixed, share = cut_and_mix(torch.zeros(2, 1, 8, 8), torch.ones(2, 1, 8, 8), [0.75, 0.5, 0.5])
+    mixed, share = cut_and_mix(torch.zeros(2, 1, 8, 8), torch.ones(2, 1, 8, 8), torch.tensor([0.75, 0.5, 0.5]))
     # side √¼ = ½ of 8: a box of 4×4 around (4, 4)
     assert mixed[0, 0].sum() == 16
     assert bool((mixed[0, 0, 2:6, 2:6] == 1).all())

@@ -1,7 +1,13 @@
+import copy
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from forgetless import networks
+from forgetless.flops import count
+from forgetless.networks.norm import batch_norm
 
 
 def parameters(model):
@@ -53,3 +59,83 @@ def test_the_mlp_starts_from_xaviers_weights_unless_told_otherwise():
     assert model.fc1.weight.std().item() == pytest.approx((2 / 884) ** 0.5, rel=0.02)
     assert not model.fc2.bias.any()
     assert networks.mlp(10, xavier=False).fc1.weight.abs().max() <= 1 / 28
+
+
+def test_several_passes_in_one_call_are_several_calls(device):
+    torch.manual_seed(0)
+    one = networks.resnet18(4, width=4).to(device)
+    other = copy.deepcopy(one)
+    images = [torch.randn(6, 3, 8, 8, device=device) * (1 + i) + i for i in range(3)]
+    together = one(torch.cat(images), passes=3)
+    apart = torch.cat([other(part) for part in images])
+    torch.testing.assert_close(together, apart, rtol=1e-3, atol=1e-4)
+    for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert int(one.bn1.num_batches_tracked) == 3
+    for a, b in zip(
+        torch.autograd.grad(together.square().sum(), list(one.parameters())),
+        torch.autograd.grad(apart.square().sum(), list(other.parameters())),
+        strict=True,
+    ):
+        assert (a - b).norm() / b.norm() < 1e-3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU only")
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "passes"), [((6, 5, 4, 4), 3), ((2, 40, 5, 7), 1), ((64, 64, 32, 32), 2), ((96, 512, 4, 4), 3)]
+)
+def test_the_kernels_of_batch_norm_are_exact(shape, passes, relu, residual):
+    """Against PyTorch's layer in double precision, pass by pass: output, gradients, running statistics."""
+    torch.manual_seed(0)
+    bn = nn.BatchNorm2d(shape[1]).cuda()
+    nn.init.normal_(bn.weight)
+    nn.init.normal_(bn.bias)
+    exact = copy.deepcopy(bn).double()
+    x = (3 * torch.randn(shape, device="cuda") + 100).requires_grad_()  # a mean far from 0, where squares would cancel
+    added = torch.randn(shape, device="cuda", requires_grad=True) if residual else None
+    upstream = torch.randn(shape, device="cuda")
+    y = batch_norm(bn, x, relu=relu, residual=added, passes=passes)
+    x64 = x.detach().double().requires_grad_()
+    added64 = None if added is None else added.detach().double().requires_grad_()
+    y64 = torch.cat([exact(part) for part in x64.chunk(passes)])
+    y64 = y64 if added64 is None else y64 + added64
+    y64 = y64.relu() if relu else y64
+    upstream *= (y64.abs() > 1e-3) | (y64 == 0)  # at the kink of the ReLU rounding decides
+    upstream *= (y.abs() > 1e-3) | (y == 0)
+    y.backward(upstream)
+    y64.backward(upstream.double())
+    pairs = [(y, y64), (x.grad, x64.grad), (bn.weight.grad, exact.weight.grad), (bn.bias.grad, exact.bias.grad)]
+    pairs += [(bn.running_mean, exact.running_mean), (bn.running_var, exact.running_var)]
+    if added is not None:
+        pairs.append((added.grad, added64.grad))
+    for found, wanted in pairs:
+        assert (found - wanted).norm() / wanted.norm() < 1e-4
+    again = batch_norm(copy.deepcopy(bn), x, relu=relu, residual=added, passes=passes)
+    assert torch.equal(y, again)
+
+
+@pytest.mark.parametrize(
+    "frozen", [[], ["fc1.weight"], ["fc1.weight", "fc1.bias", "fc2.weight"], ["fc3.weight", "fc3.bias"]]
+)
+def test_the_quick_perceptron_gives_the_same_bits(frozen):
+    torch.manual_seed(0)
+    network = networks.mlp(6, inputs=40)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    x, y = torch.rand(20, 1, 5, 8), torch.randint(6, (20,))
+    learned = [p for p in network.parameters() if p.requires_grad]
+    quick, plain = network.quick(x), network(x)
+    assert torch.equal(quick, plain)
+    for a, b in zip(
+        torch.autograd.grad(F.cross_entropy(quick, y), learned),
+        torch.autograd.grad(F.cross_entropy(plain, y), learned),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+    inputs = torch.rand(3, 40, requires_grad=True)
+    assert torch.equal(*(torch.autograd.grad(f(inputs).sum(), inputs)[0] for f in (network.quick, network)))
+    assert count(lambda: F.cross_entropy(network.quick(x), y).backward()) == count(
+        lambda: F.cross_entropy(network(x), y).backward()
+    )

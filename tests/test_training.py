@@ -39,7 +39,7 @@ def test_events_tell_the_run_in_order():
         (t, n) for t in (1, 2, 3) for n in (1, 2)
     ]
     assert [e.task for e in events if isinstance(e, TaskEnded)] == [1, 2, 3]
-    assert [e.step for e in events if isinstance(e, Stepped)] == [50]
+    assert [e.step for e in events if isinstance(e, Stepped)] == [10, 20, 30, 40, 50, 60]
     assert result.steps == 60
     assert [e.accuracies for e in events if isinstance(e, TaskEnded)] == list(result.accuracy_matrix)
 

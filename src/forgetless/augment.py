@@ -9,11 +9,10 @@ from torch import Tensor
 from forgetless.stream import Stream
 
 
-def random_crop(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
-    """Zero-pad each image of (batch, channels, height, width) by ``pad`` and cut it out at a place of its own."""
+def crop(x: Tensor, pad: int, offset: Tensor) -> Tensor:
+    """Zero-pad each image of (batch, channels, height, width) by ``pad`` and cut it out at its ``offset``."""
     batch, _, height, width = x.shape
     padded = F.pad(x, (pad, pad, pad, pad))
-    offset = torch.randint(2 * pad + 1, (2, batch, 1), generator=generator, device=x.device)
     rows = offset[0] + torch.arange(height, device=x.device)  # (batch, height)
     columns = offset[1] + torch.arange(width, device=x.device)  # (batch, width)
     image = torch.arange(batch, device=x.device)[:, None, None]
@@ -21,10 +20,9 @@ def random_crop(x: Tensor, pad: int, generator: torch.Generator) -> Tensor:
     return cut.permute(0, 3, 1, 2)
 
 
-def random_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror each image left to right with probability ½."""
-    turn = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device) < 0.5
-    return torch.where(turn, x.flip(-1), x)
+def flip(x: Tensor, turn: Tensor) -> Tensor:
+    """Mirror left to right each image whose number in ``turn`` is below ½."""
+    return torch.where(turn < 0.5, x.flip(-1), x)
 
 
 class Preparation:
@@ -39,11 +37,21 @@ class Preparation:
         x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
         if self._mean is not None and self._std is not None:
             x = (x - self._mean) / self._std
-        return x
+        return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.ndim == 4 else x
 
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        offset = turn = None
         if self._pad:
-            x = random_crop(x, self._pad, generator)
+            shape = (2, len(x), 1)
+            offset = torch.randint(2 * self._pad + 1, shape, generator=generator, device=x.device)
         if self._flip:
-            x = random_flip(x, generator)
+            turn = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device)
+        if x.is_cuda and x.dtype == torch.uint8 and x.ndim == 4:
+            from forgetless import augment_cuda  # needs Triton, which comes with torch for CUDA
+
+            return augment_cuda.augment(x, offset, turn, self._mean, self._std, self._pad)
+        if offset is not None:
+            x = crop(x, self._pad, offset)
+        if turn is not None:
+            x = flip(x, turn)
         return self.plain(x)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -30,6 +31,14 @@ def reservoir_slots(numbers: Tensor, seen: int | Tensor, capacity: int) -> Tenso
     slots = torch.where(count < capacity, count, numbers % (count + 1)).clamp(max=capacity)
     last = torch.full((capacity + 1,), -1, device=numbers.device).scatter_reduce(0, slots, order, "amax")
     return torch.where(last[slots] == order, slots, capacity)
+
+
+def host_reservoir_slots(numbers: numpy.ndarray[Any, Any], seen: int, capacity: int) -> dict[int, int]:
+    """``reservoir_slots`` for a buffer on the CPU, a tenth of its time: {slot: example}, without the rejected ones."""
+    count = numpy.arange(seen, seen + len(numbers))
+    slots = numpy.where(count < capacity, count, numbers % (count + 1))
+    taken = numpy.flatnonzero(slots < capacity)
+    return dict(zip(slots[taken].tolist(), taken.tolist(), strict=True))  # the later of two wins
 
 
 def balanced_slots(labels: Tensor, keys: Tensor, new_labels: Tensor, new_keys: Tensor, unused: Tensor) -> Tensor:
@@ -108,11 +117,17 @@ class Buffer:
 
     ``policy`` is ``reservoir`` (a uniform sample of all that was added) or ``balanced`` (equal shares of the classes in
     column ``y``). The columns, their shapes and dtypes are fixed by the first batch; ``device=None`` keeps them where
-    that batch is. Random numbers come from a generator of the buffer's own, started from ``seed``.
+    that batch is. Random numbers come from ``generator``, or one of the buffer's own, started from ``seed``.
     """
 
     def __init__(
-        self, capacity: int, *, policy: str = "reservoir", device: torch.device | str | None = None, seed: int = 0
+        self,
+        capacity: int,
+        *,
+        policy: str = "reservoir",
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        generator: torch.Generator | None = None,
     ) -> None:
         check_whole("capacity", capacity)
         if policy not in POLICIES:
@@ -125,7 +140,8 @@ class Buffer:
         self._device = None if device is None else torch.device(device)
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
         self._keys = torch.empty(0)
-        self._generator: torch.Generator | None = None
+        self._counter: Tensor | None = None  # ``seen`` on the device, for writes that are replayed
+        self._generator = generator
 
     def __len__(self) -> int:
         return self._filled
@@ -182,24 +198,40 @@ class Buffer:
                 raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {row.dtype}")
 
     @torch.no_grad()
-    def add(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Offer a batch of examples; gives the slot each went to (``capacity``: rejected)."""
+    def add(self, batch: Mapping[str, Tensor]) -> None:
+        """Offer a batch of examples."""
+        self.write(batch)
+        self.advance(len(next(iter(batch.values()))))
+
+    @torch.no_grad()
+    def write(self, batch: Mapping[str, Tensor]) -> None:
+        """The part of ``add`` that is done on the device, and can be captured; ``advance`` is the host's."""
         self.check(batch)
         self._open(batch)
         size = len(next(iter(batch.values())))
         numbers = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
-        if self.policy == "reservoir":
-            slots = reservoir_slots(numbers, self.seen, self.capacity)
-        else:
+        if self.policy == "balanced":
             unused = torch.arange(self.capacity, device=self._device) >= self._filled
             labels = batch["y"].to(numbers.device)
             slots = balanced_slots(self._rows["y"][:-1], self._keys[:-1], labels, numbers, unused)
             self._keys.index_copy_(0, slots, numbers)
+        elif self._counter is None:
+            taken = host_reservoir_slots(numbers.numpy(), self.seen, self.capacity)
+            if not taken:
+                return
+            slots = torch.tensor(list(taken.keys()))
+            rows = torch.tensor(list(taken.values()))
+            batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
+        else:
+            slots = reservoir_slots(numbers, self._counter, self.capacity)
+            self._counter.add_(size)
         for name, column in batch.items():
             self._rows[name].index_copy_(0, slots, column.detach().to(numbers.device))
+
+    def advance(self, size: int) -> None:
+        """Count ``size`` more examples as seen."""
         self.seen += size
         self._filled = min(self._filled + size, self.capacity)
-        return slots
 
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
@@ -214,6 +246,7 @@ class Buffer:
         if self.policy == "balanced":
             self._keys[:size] = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
         self._filled = self.seen = size
+        self._count()
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """``size`` examples without replacement, or all there are if fewer."""
@@ -243,7 +276,8 @@ class Buffer:
         columns: dict[str, Tensor] = state["columns"]
         self._rows = {}
         self._filled = 0
-        self._generator = None
+        if self._generator is not None and not columns:
+            self._generator.manual_seed(self.seed)
         if columns:
             self._open(columns)
             size = len(next(iter(columns.values())))
@@ -253,6 +287,7 @@ class Buffer:
             self._filled = size
             restore_generator(self._generator, state["generator"])
         self.seen = state["seen"]
+        self._count()
 
     def _open(self, batch: Mapping[str, Tensor]) -> None:
         """On the first batch: settle the device, and allocate."""
@@ -264,4 +299,10 @@ class Buffer:
             self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self._device)
         keys = self.capacity + 1 if self.policy == "balanced" else 0
         self._keys = torch.zeros(keys, dtype=torch.int64, device=self._device)
-        self._generator = torch.Generator(self._device).manual_seed(self.seed)
+        if self._device.type != "cpu":
+            self._counter = torch.full((), self.seen, device=self._device)
+        self._generator = self._generator or torch.Generator(self._device).manual_seed(self.seed)
+
+    def _count(self) -> None:
+        if self._counter is not None:
+            self._counter.fill_(self.seen)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import platform
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ import forgetless
 from forgetless import catalogue, record, scores
 from forgetless.catalogue import nearest
 from forgetless.config import Settings
+from forgetless.contract import ContractError, check
 from forgetless.finetuning import Finetune
+from forgetless.lanes import interleave
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
-from forgetless.training import Ended, Event, Result, train, with_seed
+from forgetless.training import Ended, Event, Result, Run, check_run, fits, is_own, train, with_seed
 
 
 def build_stream(settings: Settings) -> Stream:
@@ -66,28 +70,38 @@ def build_finetune(settings: Settings) -> Finetune | None:
     )
 
 
+def start(settings: Settings, stream: Stream | None = None, *, eager: bool = False) -> Run:
+    """A run on its way. On a GPU its steps are replayed, unless ``eager`` or a user's method breaks the contract."""
+    method, finetune = build_method(settings), build_finetune(settings)
+    stream = build_stream(settings) if stream is None else stream
+    check_run(
+        stream, method, epochs=settings.epochs, batch=settings.batch, lr=settings.lr, replay=settings.replay,
+        buffer=settings.buffer, finetune=finetune,
+    )  # fmt: skip
+    on_gpu = settings.device.startswith("cuda")
+    capture = on_gpu and not eager and (is_own(method) or _keeps_contract(settings))
+    return train(
+        stream, method, build_network(settings, stream), epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
+        replay=settings.replay, buffer=settings.buffer, finetune=finetune, weight_decay=settings.weight_decay,
+        freeze=settings.freeze, seed=settings.seed, device=settings.device, precision=settings.precision,
+        capture=capture,
+    )  # fmt: skip
+
+
 def run(
     settings: Settings,
     sources: Mapping[str, str] | None = None,
     out: Path | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     stream: Stream | None = None,
+    *,
+    eager: bool = False,
 ) -> Record:
     """One run and its record, in ``out/<id>/record.json``; a record that is there already is given back as it is."""
     if out is not None and record.path(out, settings).exists():
         return record.read(record.path(out, settings))
-    method, finetune = build_method(settings), build_finetune(settings)
-    stream = build_stream(settings) if stream is None else stream
-    common: dict[str, Any] = {
-        "epochs": settings.epochs, "batch": settings.batch, "lr": settings.lr, "replay": settings.replay,
-        "buffer": settings.buffer, "finetune": finetune,
-    }  # fmt: skip
-    network = build_network(settings, stream)
     result = None
-    for event in train(
-        stream, method, network, weight_decay=settings.weight_decay, freeze=settings.freeze, seed=settings.seed,
-        device=settings.device, **common,
-    ):  # fmt: skip
+    for event in start(settings, stream, eager=eager):
         on_event(event)
         if isinstance(event, Ended):
             result = event.result
@@ -96,6 +110,45 @@ def run(
     if out is not None:
         record.write(made, record.path(out, settings))
     return made
+
+
+def run_lanes(runs: Sequence[Settings], lanes: int | None = None, out: Path | None = None) -> Iterator[Record]:
+    """Runs side by side on one GPU (``lanes``), and their records as they end; those in ``out`` are not done again.
+
+    Streams that several runs share are read once, and kept on the device once.
+    """
+    streams: dict[tuple[object, ...], Stream] = {}
+
+    def shared(settings: Settings) -> Stream:
+        key = (settings.stream, settings.order, settings.validation, settings.device)
+        if key not in streams:
+            stream = build_stream(settings)
+            streams[key] = stream.to(settings.device, images=fits(stream, torch.device(settings.device)))
+        return streams[key]
+
+    left = []
+    for settings in runs:
+        if out is not None and record.path(out, settings).exists():
+            yield record.read(record.path(out, settings))
+        else:
+            left.append(settings)
+    starts = (partial(start, settings, shared(settings)) for settings in left)
+    for number, event in interleave(starts, lanes):
+        if isinstance(event, Ended):
+            made = make_record(left[number], {}, event.result)
+            if out is not None:
+                record.write(made, record.path(out, left[number]))
+            yield made
+
+
+def _keeps_contract(settings: Settings) -> bool:
+    """Whether a user's method passes ``forgetless.check``; says so if not."""
+    try:
+        check(lambda: build_method(settings))
+    except ContractError as error:
+        warnings.warn(f"{settings.method} is not captured into CUDA graphs, which is slower: {error}", stacklevel=3)
+        return False
+    return True
 
 
 def make_record(settings: Settings, sources: Mapping[str, str], result: Result) -> Record:
@@ -137,6 +190,7 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
             "python": platform.python_version(),
         },
         device=torch.cuda.get_device_name() if settings.device.startswith("cuda") else f"{platform.machine()} CPU",
+        engine=result.engine,
     )
 
 

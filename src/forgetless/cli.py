@@ -70,6 +70,8 @@ def run(
     validation: Annotated[bool, typer.Option("--validation", help="Hold out 10 % and test on it.")] = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, augmentation, buffer.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
+    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16; default: bf16 on a GPU, else fp32.")] = None,
+    eager: Annotated[bool, typer.Option("--eager", help="On a GPU, call every step rather than replay it.")] = False,
     out: Out = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")] = False,
 ) -> None:
@@ -80,7 +82,7 @@ def run(
         "network": network, "buffer": buffer, "epochs": epochs, "batch": batch, "replay": replay, "lr": lr,
         "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "kd": kd,
         "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
-        "validation": validation or None, "seed": seed, "device": device,
+        "validation": validation or None, "seed": seed, "device": device, "precision": precision,
         "repair": "fpf" if fpf else "k-fpf" if k_fpf else None,
     }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
@@ -92,7 +94,7 @@ def run(
         found = record.read(file)
         notes.print(f"this run has a record already, {file}: it is not done again")
     else:
-        found = _train(settings, sources, out, quiet=as_json)
+        found = _train(settings, sources, out, quiet=as_json, eager=eager)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict()) + "\n")
         return
@@ -209,13 +211,13 @@ def main() -> None:
     sys.exit(code)
 
 
-def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: bool) -> record.Record:
+def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: bool, eager: bool) -> record.Record:
     from forgetless.build import run as run_one
     from forgetless.training import Began, Event, Stepped, TaskEnded
 
     _set_threads(settings)
     if quiet:
-        return run_one(settings, sources, out)
+        return run_one(settings, sources, out, eager=eager)
     with _bar() as progress:
         bar = progress.add_task("reading data", total=None)
 
@@ -228,7 +230,7 @@ def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: boo
                 seen = event.accuracies[: event.task]
                 progress.console.print(f"after task {event.task}: {sum(seen) / len(seen):.1f} % on the tasks so far")
 
-        return run_one(settings, sources, out, show)
+        return run_one(settings, sources, out, show, eager=eager)
 
 
 def _set_threads(settings: Settings) -> None:

@@ -12,6 +12,7 @@ from forgetless.catalogue import check_name, nearest
 from forgetless.presets import preset
 
 REPAIRS = ("none", "fpf", "k-fpf")
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Settings:
     validation: bool = False
     seed: int = 0
     device: str = "cpu"
+    precision: str = "fp32"
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own
 
     @property
@@ -58,7 +60,11 @@ class Settings:
         return kind if self.method == "sgd" else f"{kind}+{self.method}"
 
     def to_dict(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        """Plain data. ``precision`` came later than the first records: fp32 is left out, so that their ids stay."""
+        made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        if self.precision == "fp32":
+            del made["precision"]
+        return made
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Settings:
@@ -102,5 +108,9 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
         if repair == "fpf" and "every" in given:
             raise ValueError("every is a setting of k-FPF: it goes with --k-fpf")
     values.setdefault("replay", values.get("batch", Settings.batch))
+    if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
+        values["precision"], sources["precision"] = "bf16", "default on a GPU"
+    if values.get("precision", "fp32") not in PRECISIONS:
+        raise ValueError(f"precision is {values['precision']!r}; it must be one of {', '.join(PRECISIONS)}")
     values.update(stream=stream, method=method, options=options)
     return Settings.from_dict(values), sources

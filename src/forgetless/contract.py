@@ -7,6 +7,7 @@
 5. evaluation changes nothing
 6. two instances share nothing
 7. FPF and k-FPF compose with it
+8. where there is a GPU: replayed as CUDA graphs, it learns what it learns when each step is called
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forgetless.buffer import Buffer
+from forgetless.engine import Engine
 from forgetless.evaluation import evaluate
 from forgetless.finetuning import Finetune
 from forgetless.learner import Batch, Learner
@@ -67,6 +69,23 @@ def check(make: Callable[[], Method]) -> None:
         if any(not tensor.isfinite().all() for tensor in _weights(make(), stream, finetune)):
             raise ContractError(f"7: the weights are not finite after finetuning, every={finetune.every}")
 
+    if torch.cuda.is_available():
+        _check_replay(make, stream)
+
+
+def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
+    runs = []
+    for capture in (False, True):
+        try:
+            runs.append(_weights(make(), stream, device="cuda", capture=capture, deterministic=True))
+        except RuntimeError as error:
+            raise ContractError(f"8: a step cannot be captured into a CUDA graph: {error}") from error
+    for called, replayed in zip(*runs, strict=True):
+        if not torch.allclose(called, replayed, rtol=1e-4, atol=1e-6):
+            raise ContractError(
+                "8: replayed as a CUDA graph it learns something else: a step may change only tensors, in their place"
+            )
+
 
 def _check_shared(make: Callable[[], Method], stream: Stream, alone: list[Tensor]) -> None:
     """Two runs in turns, a step of one and a step of the other, end as each does alone."""
@@ -82,7 +101,7 @@ def _check_shared(make: Callable[[], Method], stream: Stream, alone: list[Tensor
 def _check_steps(method: Method, stream: Stream) -> None:
     buffer = Buffer(24, policy="balanced" if method.memory == "balanced" else "reservoir")
     learner = Learner(
-        _network(), stream, lr=0.05, batch=6, replay=4, weight_decay=0.0, device=torch.device("cpu"), seed=0,
+        _network(), stream, lr=0.05, batch=6, replay=4, weight_decay=0.0, engine=Engine(), seed=0,
         buffer=None if method.memory == "none" else buffer,
     )  # fmt: skip
     for number, task in enumerate(stream.tasks):
@@ -127,8 +146,8 @@ def _network() -> torch.nn.Module:
     return with_seed(lambda: mlp(6, inputs=4, hidden=(8,)), 0)
 
 
-def _weights(method: Method, stream: Stream, finetune: Finetune | None = None) -> list[Tensor]:
-    for event in train(stream, method, _network(), finetune=finetune, **_SETTINGS):
+def _weights(method: Method, stream: Stream, finetune: Finetune | None = None, **settings: Any) -> list[Tensor]:
+    for event in train(stream, method, _network(), finetune=finetune, **_SETTINGS, **settings):
         if isinstance(event, Ended):
             return [parameter.detach() for parameter in event.result.network.parameters()]
     raise AssertionError("a run ends with Ended")

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.buffer import Buffer, check_whole
+from forgetless.engine import Engine
 from forgetless.grouping import float_tensors, is_norm, unwrap
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -145,56 +146,154 @@ def finetune(
     A parameter with ``requires_grad=False`` on entry stays frozen. Not for networks with reentrant activation
     checkpointing, which torch's ``autograd.grad`` refuses. The host reads the losses once, at the end.
     """
-    check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
-    if not len(buffer):
-        raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
-    if distill and "logits" not in buffer.columns:
-        raise ValueError(
-            f"distill is {distill}, which needs the column 'logits'; the buffer has {', '.join(buffer.columns)}"
-        )
     generator = generator or buffer.generator
-    network = unwrap(model)
-    names = unfrozen(network, names)
-    device = next(network.parameters()).device
-    moving = _moving(network, names)
-    with untouched_randomness(generator), torch.inference_mode(False), torch.enable_grad(), _eager():
-        before = {name: tensor.detach().clone() for name, tensor in moving.items()}
-        still = {name: buffer.clone() for name, buffer in network.named_buffers() if name not in moving}
-        losses = torch.zeros(steps, device=device)
-        with only(model, names) as parameters:
+    with untouched_randomness(generator):
+        run = Finetuning(
+            model, buffer, names, steps, lr, distill, batch=batch, augment=augment, loss=loss, forward=forward,
+            autocast=autocast, generator=generator,
+        )  # fmt: skip
+        run.advance(steps)
+        return run.finish()
+
+
+class Finetuning:
+    """``finetune`` step by step: ``advance`` until ``left`` is 0, then ``finish``. Arguments as there.
+
+    With an ``engine`` of a GPU the learning rates, the number of the step and the losses are on the device, and the
+    steps are captured if it captures.
+    Between two calls the network is in the modes, and takes the gradients, that it had before.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        buffer: Buffer,
+        names: Collection[str],
+        steps: int = 300,
+        lr: float = 0.05,
+        distill: float = 0.0,
+        *,
+        batch: int = 32,
+        augment: Augment | None = None,
+        loss: Loss | None = None,
+        forward: Forward = call,
+        autocast: torch.dtype | None = None,
+        generator: torch.Generator,
+        engine: Engine | None = None,
+    ) -> None:
+        check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
+        if not len(buffer):
+            raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
+        if distill and "logits" not in buffer.columns:
+            raise ValueError(
+                f"distill is {distill}, which needs the column 'logits'; the buffer has {', '.join(buffer.columns)}"
+            )
+        self._model, self._buffer, self._lr, self._distill = model, buffer, lr, distill
+        self._batch, self._augment, self._loss, self._forward = batch, augment, loss, forward
+        self._autocast, self._generator, self._engine = autocast, generator, engine
+        self._network = unwrap(model)
+        self.names = unfrozen(self._network, names)
+        self.steps = self.left = steps
+        self._device = next(self._network.parameters()).device
+        self._moving = _moving(self._network, self.names)
+        with torch.inference_mode(False):
+            self._before = {name: tensor.detach().clone() for name, tensor in self._moving.items()}
+            self._still = {n: b.clone() for n, b in self._network.named_buffers() if n not in self._moving}
+            self._losses = torch.zeros(steps, device=self._device)
+        self._key = ("finetune", self.names, len(buffer), batch, steps, distill)
+        self._schedule = None
+        if engine is not None and engine.cuda:
+            self._schedule = engine.keep(self._key, lambda: _Schedule(steps, self._device))
+            self._schedule.begin([self._rate(step) for step in range(steps)])
+            self._losses = self._schedule.losses
+
+    def advance(self, count: int) -> None:
+        """So many steps more, or as many as are left; if one fails, the network is put back as it was before all."""
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            _eager(),
+            only(self._model, self.names) as parameters,
+            nullcontext() if self._engine is None else self._engine.holding(self._network),
+        ):
             try:
-                for step in range(steps):
-                    torch.clear_autocast_cache()  # inside a user's autocast it would keep the weights of the first step
-                    rows = {name: column.to(device) for name, column in buffer.draw(batch, generator).items()}
-                    x, y = unpack(rows), rows["y"]
-                    context = nullcontext() if autocast is None else torch.autocast(device.type, autocast)
-                    with context:
-                        logits = forward(model, x if augment is None else augment(x))
-                        if step == 0:
-                            _check_first(buffer, logits, loss, distill)
-                        value = F.cross_entropy(logits, _labels(y)) if loss is None else loss(logits, y)
-                        if value.ndim:
-                            raise ValueError(
-                                f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number"
-                            )
-                        if distill:
-                            value = value + distill * F.mse_loss(logits.float(), rows["logits"].float())
-                    losses[step] = value.detach()
-                    rate = lr / 2 * (1 + math.cos(math.pi * step / steps))
-                    learns = bool(parameters) and value.requires_grad
-                    gradients = torch.autograd.grad(value, parameters, allow_unused=True) if learns else ()
-                    with torch.no_grad():
-                        for parameter, gradient in zip(parameters, gradients, strict=learns):
-                            if gradient is not None:
-                                parameter.add_(gradient, alpha=-rate)
-                _check_finite(losses, {name: float_tensors(network)[name] for name in names})
+                for _ in range(min(count, self.left)):
+                    if self._engine is None or self._schedule is None:
+                        self._step(parameters)
+                    else:
+                        self._engine.call(self._key, lambda: self._step(parameters))
+                    self.left -= 1
             except BaseException:
-                _restore(moving, before)
+                self._put_back()
                 raise
             finally:
-                _restore(dict(network.named_buffers()), still)
                 torch.clear_autocast_cache()
-    return Finetuned(tuple(losses.tolist()), tuple(names))
+
+    def finish(self) -> Finetuned:
+        """What was done; ``NonFiniteError``, and the network as it was, if a loss or weight is not finite."""
+        losses = self._losses.tolist()
+        try:
+            _check_finite(losses, {name: self._moving[name] for name in self.names})
+        except NonFiniteError:
+            self._put_back()
+            raise
+        _restore(dict(self._network.named_buffers()), self._still)
+        return Finetuned(tuple(losses), tuple(self.names))
+
+    def _rate(self, step: int) -> float:
+        return self._lr / 2 * (1 + math.cos(math.pi * step / self.steps))
+
+    def _step(self, parameters: list[nn.Parameter]) -> None:
+        torch.clear_autocast_cache()  # inside a user's autocast it would keep the weights of the first step
+        step = self.steps - self.left
+        drawn = self._buffer.draw(self._batch, self._generator)
+        rows = {name: column.to(self._device) for name, column in drawn.items()}
+        x, y = unpack(rows), rows["y"]
+        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
+            logits = self._forward(self._model, x if self._augment is None else self._augment(x))
+            if step == 0 and (self._schedule is None or not self._schedule.checked):
+                _check_first(self._buffer, logits, self._loss, self._distill)
+            value = F.cross_entropy(logits, _labels(y)) if self._loss is None else self._loss(logits, y)
+            if value.ndim:
+                raise ValueError(f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number")
+            if self._distill:
+                value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
+        learns = bool(parameters) and value.requires_grad
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True) if learns else ()
+        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=learns) if g is not None]
+        with torch.no_grad():
+            if self._schedule is not None:
+                self._schedule.descend([p for p, _ in pairs], [g for _, g in pairs], value.detach())
+                return
+            self._losses[step] = value.detach()
+            if pairs:
+                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-self._rate(step))
+
+    def _put_back(self) -> None:
+        _restore(self._moving, self._before)
+        _restore(dict(self._network.named_buffers()), self._still)
+
+
+class _Schedule:
+    """The learning rate of each step and the losses, on the device, for steps that are replayed."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self.rates = torch.zeros(steps, device=device)
+        self.losses = torch.zeros(steps, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.checked = False  # whether the first step of all was made, and its batch fitted the network
+
+    def begin(self, rates: list[float]) -> None:
+        self.rates.copy_(torch.tensor(rates))
+        self.step.zero_()
+
+    def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
+        rate = self.rates.index_select(0, self.step)[0]
+        if parameters:
+            torch._foreach_sub_(parameters, list(torch._foreach_mul(gradients, rate)))
+        self.losses.index_copy_(0, self.step, loss.float().reshape(1))
+        self.step.add_(1)
+        self.checked = True
 
 
 def pack(x: Tensor | Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
@@ -338,17 +437,16 @@ def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
     return moving
 
 
-def _check_finite(losses: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    bad = (~losses.isfinite()).nonzero()
-    if len(bad):
-        step = int(bad[0])
+def _check_finite(losses: list[float], tensors: Mapping[str, Tensor]) -> None:
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            raise NonFiniteError(
+                f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; "
+                "the network is as it was before it. Try a smaller lr"
+            )
+    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
+    if not all(finite):
         raise NonFiniteError(
-            f"the loss became {losses[step].item()} at step {step + 1} of {len(losses)} of the finetuning; "
-            "the network is as it was before it. Try a smaller lr"
-        )
-    broken = [name for name, tensor in tensors.items() if not bool(tensor.isfinite().all())]
-    if broken:
-        raise NonFiniteError(
-            f"{broken[0]} became infinite or NaN at the last of {len(losses)} steps of the finetuning; "
-            "the network is as it was before it. Try a smaller lr"
+            f"{list(tensors)[finite.index(False)]} became infinite or NaN at the last of {len(losses)} steps of the "
+            "finetuning; the network is as it was before it. Try a smaller lr"
         )

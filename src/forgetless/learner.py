@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,9 +10,11 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.augment import Preparation
 from forgetless.buffer import Buffer
+from forgetless.engine import Engine
 from forgetless.flops import Ledger, count, forward_flops, nominal_flops
 from forgetless.stream import Stream
 
@@ -52,21 +55,24 @@ class Learner:
         replay: int,
         weight_decay: float,
         buffer: Buffer | None,
-        device: torch.device,
+        engine: Engine,
         seed: int,
     ) -> None:
         self.network = network
+        self.engine = engine
         self.lr, self.batch, self.replay_size, self.weight_decay = lr, batch, replay, weight_decay
         self.classes, self.tasks, self.shape = stream.classes, len(stream.tasks), stream.shape
         self._seen = [1 + max(c for task in stream.tasks[: t + 1] for c in task.classes) for t in range(self.tasks)]
-        self.device = device
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.device = engine.device
+        self.generator = engine.generator(seed)
         self.ledger = Ledger()
         self.finetuned = False  # whether the output layer was finetuned, after which it is what predicts
-        self.parameters: list[nn.Parameter] = []
+        self.parameters: list[Tensor] = []
         self._buffer = buffer
-        self._prepare = Preparation(stream, device)
+        self._prepare = Preparation(stream, engine.device)
         self._costs: dict[object, int] = {}
+        self._separable = not any(isinstance(module, _BatchNorm) for module in network.modules())
+        self._takes_passes = "passes" in inspect.signature(network.forward).parameters
         self.take_parameters()
 
     @property
@@ -88,11 +94,34 @@ class Learner:
 
     def plain(self, x: Tensor) -> Tensor:
         """Images to inputs, as in testing."""
-        return self._prepare.plain(x)
+        return self._prepare.plain(x.to(self.device, non_blocking=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the network gives for inputs, in the run's precision."""
+        return self.engine.forward(self.network, x)
+
+    def passes(self, *images: Tensor) -> tuple[Tensor, ...]:
+        """What the network gives for several batches of images, augmented, each a pass of its own.
+
+        Where that comes to the same they are one call: for a network without batch norm, and for one whose ``forward``
+        takes ``passes`` and keeps the statistics of equal batches apart, as ResNet does here.
+        """
+        sizes = [len(part) for part in images]
+        together = self._separable or (self._takes_passes and len(set(sizes)) == 1)
+        if len(images) == 1 or not together:
+            return tuple(self.forward(self.augment(part)) for part in images)
+        x = self.augment(torch.cat(images))
+        arguments = {} if self._separable else {"passes": len(images)}
+        parts: tuple[Tensor, ...] = self.engine.forward(self.network, x, **arguments).split(sizes)
+        return parts
+
+    def recall(self, size: int | None = None) -> dict[str, Tensor]:
+        """Examples drawn from the buffer without replacement, as they are stored."""
+        return self.buffer.draw(size or self.replay_size, self.generator)
 
     def replay(self, size: int | None = None) -> dict[str, Tensor]:
         """Examples drawn from the buffer without replacement, their images augmented anew."""
-        rows = self.buffer.draw(size or self.replay_size, self.generator)
+        rows = self.recall(size)
         rows["x"] = self.augment(rows["x"])
         return rows
 
@@ -101,15 +130,18 @@ class Learner:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
 
     @torch.no_grad()
-    def descend(self, gradients: Sequence[Tensor], lr: float | None = None) -> None:
-        """One step of SGD along these gradients."""
+    def descend(self, gradients: Sequence[Tensor], lr: float | Tensor | None = None) -> None:
+        """One step of SGD along these gradients; a rate on the device may change between replays."""
         rate = self.lr if lr is None else lr
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            if self.weight_decay:
-                gradient = gradient + self.weight_decay * parameter
-            parameter.add_(gradient, alpha=-rate)
+        moves = list(gradients)
+        if self.weight_decay:
+            moves = list(torch._foreach_add(moves, self.parameters, alpha=self.weight_decay))
+        if isinstance(rate, Tensor):
+            torch._foreach_sub_(self.parameters, list(torch._foreach_mul(moves, rate)))
+        else:
+            torch._foreach_add_(self.parameters, moves, alpha=-rate)
 
-    def update(self, loss: Tensor, lr: float | None = None) -> None:
+    def update(self, loss: Tensor, lr: float | Tensor | None = None) -> None:
         self.descend(self.gradients(loss), lr)
 
     def counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
@@ -126,6 +158,7 @@ class Learner:
         """Put passes of so many examples into the ledger: forward, or forward and backward."""
         key = ("example", backward)
         if key not in self._costs:
-            x = torch.empty(1, *self.shape)
-            self._costs[key] = (nominal_flops if backward else forward_flops)(self.network, x)
+            with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
+                x = torch.empty(1, *self.shape)
+                self._costs[key] = (nominal_flops if backward else forward_flops)(self.network, x)
         self.ledger.add(phase, self._costs[key], examples)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Record:
     steps: int
     versions: dict[str, str]
     device: str
+    engine: dict[str, Any] = field(default_factory=dict)  # precision, whether captured, peak memory or threads
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,10 +29,13 @@ class Split:
         return len(self.y)
 
     def of(self, rows: Tensor) -> Split:
-        return Split(self.x.index_select(0, rows), self.y.index_select(0, rows))
+        """Some of the examples, on the device of the labels."""
+        x = self.x.index_select(0, rows.to(self.x.device))
+        return Split(x.to(self.y.device), self.y.index_select(0, rows))
 
-    def to(self, device: torch.device | str) -> Split:
-        return Split(self.x.to(device), self.y.to(device))
+    def to(self, device: torch.device | str, *, images: bool = True) -> Split:
+        """On another device; ``images=False``: only the labels."""
+        return Split(self.x.to(device) if images else self.x, self.y.to(device))
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,17 @@ class Stream:
         """Of one example."""
         return tuple(self.tasks[0].train.x.shape[1:])
 
-    def to(self, device: torch.device | str) -> Stream:
-        tasks = tuple(Task(task.train.to(device), task.test.to(device), task.classes) for task in self.tasks)
+    @property
+    def bytes(self) -> int:
+        """What the images take."""
+        return sum(split.x.nbytes for task in self.tasks for split in (task.train, task.test))
+
+    def to(self, device: torch.device | str, *, images: bool = True) -> Stream:
+        """On another device; ``images=False``: only the labels, for images that do not fit there."""
+        tasks = tuple(
+            Task(task.train.to(device, images=images), task.test.to(device, images=images), task.classes)
+            for task in self.tasks
+        )
         return replace(self, tasks=tasks)
 
     def joint(self) -> Stream:

@@ -2,21 +2,27 @@
 
 for event in train(stream, ER(), network, epochs=1, batch=10, lr=0.1, buffer=500):
     ...                                             # the last one is Ended(result)
+
+On a GPU the steps are captured into graphs and replayed (``engine``), and nothing is read by the host inside an epoch.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forgetless import dynamics, finetuning
 from forgetless.buffer import Buffer, check_whole
+from forgetless.engine import Engine
 from forgetless.evaluation import evaluate
+from forgetless.feed import Feed
 from forgetless.finetuning import Finetune
 from forgetless.flops import training_flops
 from forgetless.learner import Batch, Learner
@@ -26,7 +32,7 @@ from forgetless.selection import Selection
 from forgetless.stream import Stream
 from forgetless.tracker import Row, Tracker
 
-EVERY = 50  # steps between two events of progress
+EVERY = 10  # steps between two events of progress; runs in turns on one GPU change at them
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,11 @@ class Stepped:
     step: int
     task: int
     epoch: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The host is about to read from the GPU: the next event comes when what is queued there is done."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class Result:
     seconds: dict[str, float]
     steps: int
     network: nn.Module
+    engine: dict[str, Any]  # how it was computed: precision, captured, peak memory
 
 
 @dataclass(frozen=True)
@@ -95,7 +107,22 @@ class Ended:
     result: Result
 
 
-Event = Began | Stepped | EpochEnded | Repaired | TaskEnded | Ended
+Event = Began | Stepped | Waiting | EpochEnded | Repaired | TaskEnded | Ended
+
+
+class Run(Iterator[Event]):
+    """A run on its way: an iterator of its events. Between two of them nothing global is changed."""
+
+    def __init__(self, engine: Engine, events: Generator[Event]) -> None:
+        self.engine = engine
+        self._events = events
+
+    def __next__(self) -> Event:
+        with self.engine.active():
+            return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
 
 
 def train(
@@ -113,19 +140,41 @@ def train(
     freeze: Collection[str] = (),
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> Iterator[Event]:
+    precision: str = "fp32",
+    capture: bool | None = None,
+    deterministic: bool = False,
+    resident: bool | None = None,
+) -> Run:
     """Train ``network`` in place on ``stream``; the settings are checked before the first event.
 
     replay     examples drawn from the buffer at a time (default: ``batch``)
     buffer     examples the buffer holds; 0 where neither the method nor ``finetune`` needs one
     finetune   FPF or k-FPF beside the method: see ``Finetune``
     freeze     groups of parameters that no longer move after the first task (the paper's freeze study)
+    precision  fp32; on a GPU also tf32 and bf16; bf16 on a CPU that has instructions for it
+    capture    on a GPU, replay steps as CUDA graphs (default: for the methods of forgetless; a method of your own must
+               pass ``forgetless.check`` for it)
+    deterministic  on a GPU, only kernels that give the same bits each time
+    resident   keep all images on the device (default: if they take less than half of its free memory)
     """
     check_run(stream, method, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer, finetune=finetune)
-    return _train(
+    engine = Engine(
+        device,
+        precision=precision,
+        capture=is_own(method) if capture is None else capture,
+        deterministic=deterministic,
+        seed=seed,
+    )
+    events = _train(
         stream, method, network, epochs, batch, lr, replay or batch, buffer, weight_decay, finetune, tuple(freeze),
-        seed, torch.device(device),
+        seed, engine, resident,
     )  # fmt: skip
+    return Run(engine, events)
+
+
+def is_own(method: Method) -> bool:
+    """Whether it is one of forgetless's, which are known to be the same when replayed."""
+    return type(method).__module__.startswith("forgetless.methods.")
 
 
 def check_run(
@@ -176,22 +225,31 @@ def _train(
     settings: Finetune | None,
     freeze: tuple[str, ...],
     seed: int,
-    device: torch.device,
-) -> Iterator[Event]:
+    engine: Engine,
+    resident: bool | None,
+) -> Generator[Event]:
     started = time.perf_counter()
     seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0}
+    device = engine.device
     network.to(device).train()
-    stream = stream.to(device)
+    if engine.cuda:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    stream = stream.to(device, images=fits(stream, device) if resident is None else resident)
     memory = method.memory if method.memory != "none" or settings is None else "reservoir"
     policy = "balanced" if memory == "balanced" else "reservoir"
-    buffer = None if memory == "none" else Buffer(capacity, policy=policy, device=device, seed=seed + 1)
+    buffer = (
+        None
+        if memory == "none"
+        else Buffer(capacity, policy=policy, device=device, generator=engine.generator(seed + 1))
+    )
+    offers = memory in ("reservoir", "balanced")  # whether each batch is offered to the buffer
     columns = set(method.columns) | ({"logits"} if settings is not None and settings.distill else set())
     learner = Learner(
-        network, stream, lr=lr, batch=batch, replay=replay, weight_decay=weight_decay, buffer=buffer, device=device,
+        network, stream, lr=lr, batch=batch, replay=replay, weight_decay=weight_decay, buffer=buffer, engine=engine,
         seed=seed,
     )  # fmt: skip
-    order = torch.Generator(device).manual_seed(seed + 2)
-    repair = Repair(network, learner, settings, torch.Generator(device).manual_seed(seed + 3))
+    order = engine.generator(seed + 2)
+    repair = Repair(network, learner, settings, engine.generator(seed + 3))
     frozen = repair.selection.names(_known(freeze, repair.selection))
     tasks = stream.joint().tasks[:1] if method.joint else stream.tasks
     steps = sum(math.ceil(len(task.train) / batch) for task in tasks) * epochs
@@ -205,31 +263,54 @@ def _train(
     losses: list[tuple[int, int, float]] = []
     finetunings: list[Repaired] = []
     before: tuple[float, ...] | None = None
+    total = torch.zeros((), device=device)
     repair.tracker.start()
     for number, task in enumerate(tasks):
+        feed = Feed(task.train, batch, engine, order)
+
+        def advance(size: int, feed: Feed = feed, number: int = number) -> dict[str, Tensor]:
+            """One step of the method; gives what the buffer is to take."""
+            x, y = feed.take(size)
+            loss, found = method.step(learner, Batch(x, y, number))
+            total.add_(loss)
+            return {"x": x, "y": y} | {name: found[name] for name in columns if offers}
+
+        def remember(rows: dict[str, Tensor]) -> None:
+            if offers:
+                learner.buffer.write(rows)
+
         for epoch in range(epochs):
             begin, repaired = time.perf_counter(), seconds["finetune"]
-            total = torch.zeros((), device=device)
-            batches = torch.randperm(len(task.train), generator=order, device=device).split(batch)
-            for rows in batches:
-                current = Batch(task.train.x.index_select(0, rows), task.train.y.index_select(0, rows), number)
-                key = (len(rows), 0 if buffer is None else min(len(buffer), replay), number > 0)
-                loss, found = learner.counted("train", key, lambda current=current: method.step(learner, current))  # type: ignore[misc]
-                total += loss
+            total.zero_()
+            sizes = feed.shuffle()
+            for size in sizes:
+                feed.stage(size)
                 step += 1
-                if settings is not None and settings.due(step) and buffer is not None and len(buffer):
+                held = 0 if buffer is None else len(buffer)
+                flops_key = (size, min(held, replay), number > 0)
+                if settings is not None and settings.due(step) and held:
+                    # Algorithm 2: the finetuning comes between the step and the buffer's taking of its batch.
+                    rows = learner.counted("train", flops_key, partial(advance, size))
+                    if engine.will_wait():
+                        yield Waiting()
                     at = time.perf_counter()
-                    done = repair.run(step)
+                    done = yield from repair.run(step, number + 1, epoch + 1)
                     seconds["finetune"] += time.perf_counter() - at
+                    remember(rows)
                     if done is not None:
                         finetunings.append(done)
                         yield done
-                if buffer is not None and memory != "own":
-                    buffer.add({"x": current.x, "y": current.y} | {name: found[name] for name in columns})
+                else:
+                    whole = partial(engine.call, ("train", size, held), lambda size=size: remember(advance(size)))  # type: ignore[misc]
+                    learner.counted("train", flops_key, whole)
+                if offers:
+                    learner.buffer.advance(size)
                 if step % EVERY == 0:
                     yield Stepped(step, number + 1, epoch + 1)
             row = repair.tracker.mark()
-            mean = float(total) / len(batches)
+            if engine.will_wait():
+                yield Waiting()
+            mean = float(total) / len(sizes)
             seconds["train"] += time.perf_counter() - begin - (seconds["finetune"] - repaired)
             if not math.isfinite(mean):
                 raise finetuning.NonFiniteError(
@@ -239,6 +320,8 @@ def _train(
             assert row is not None
             yield EpochEnded(number + 1, epoch + 1, mean, repair.groups(row))
         begin = time.perf_counter()
+        feed.close()
+        engine.forget("train")
         method.end_task(learner, task, number)
         if number == 0 and frozen:
             _freeze(network, frozen)
@@ -253,7 +336,7 @@ def _train(
             before = tuple(evaluate(learner, method, stream).class_il)
             seconds["evaluate"] += time.perf_counter() - begin
             begin = time.perf_counter()
-            done = repair.run(step)
+            done = yield from repair.run(step, number + 1, epochs)
             seconds["finetune"] += time.perf_counter() - begin
             if done is None:
                 why = repair.selection.why_not(repair.tracker.task_changes())
@@ -285,8 +368,16 @@ def _train(
             {phase: round(value, 3) for phase, value in seconds.items()},
             step,
             network,
+            engine.to_dict(),
         )
     )
+
+
+def fits(stream: Stream, device: torch.device) -> bool:
+    """Whether the images go onto the device: on a GPU, if they are there or take less than half of what is free."""
+    if device.type != "cuda" or stream.tasks[0].train.x.is_cuda:
+        return True
+    return stream.bytes < torch.cuda.mem_get_info(device)[0] / 2
 
 
 class Repair:
@@ -300,11 +391,12 @@ class Repair:
         groups = "auto" if settings is None else settings.groups
         self.selection = Selection(network, groups, 1.0 if settings is None else settings.threshold)
         self.tracker = Tracker(network, self.selection.tracked, epochs=None, keep=None)
+        self._costs: dict[tuple[tuple[str, ...], int], int] = {}
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
 
-    def run(self, step: int) -> Repaired | None:
+    def run(self, step: int, task: int, epoch: int) -> Generator[Event, None, Repaired | None]:
         """One finetuning, if groups are chosen or can be by now."""
         settings, learner = self._settings, self._learner
         assert settings is not None
@@ -312,9 +404,10 @@ class Repair:
         if not chosen:
             return None
         names = self.selection.names(chosen)
-        with finetuning.only(self._network, finetuning.unfrozen(self._network, names)):
-            cost = training_flops(self._network, torch.empty(min(settings.batch, len(learner.buffer)), *learner.shape))
-        done = finetuning.finetune(
+        cost = self._cost(names)
+        # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
+        torch.manual_seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
+        run = finetuning.Finetuning(
             self._network,
             learner.buffer,
             names,
@@ -323,13 +416,32 @@ class Repair:
             settings.distill,
             batch=settings.batch,
             augment=learner.augment,
+            forward=learner.engine.forward,
             generator=self._generator,
+            engine=learner.engine,
         )
+        while run.left:
+            run.advance(EVERY)
+            yield Stepped(step, task, epoch)
+        if learner.engine.will_wait():
+            yield Waiting()
+        done = run.finish()
         learner.ledger.add("finetune", cost, settings.steps)
         learner.finetuned = True
         self.selection.chosen = chosen
         self.tracker.start()
         return Repaired(step, chosen, done.losses[0], done.losses[-1])
+
+    def _cost(self, names: list[str]) -> int:
+        """FLOPs of one step, counted once for each choice and batch."""
+        settings = self._settings
+        assert settings is not None
+        size = min(settings.batch, len(self._learner.buffer))
+        key = (tuple(names), size)
+        if key not in self._costs:
+            with finetuning.only(self._network, finetuning.unfrozen(self._network, names)):
+                self._costs[key] = training_flops(self._network, torch.empty(size, *self._learner.shape))
+        return self._costs[key]
 
 
 def _known(groups: tuple[str, ...], selection: Selection) -> tuple[str, ...]:

@@ -25,12 +25,12 @@ class AGEM(Method):
     memory: ClassVar[str] = "own"
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
+        logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
         gradients = learner.gradients(loss)
         if len(learner.buffer):
             old = learner.replay()
-            reference = learner.gradients(F.cross_entropy(learner.network(old["x"]), old["y"]))
+            reference = learner.gradients(F.cross_entropy(learner.forward(old["x"]), old["y"]))
             gradients = project(gradients, reference)
         learner.descend(gradients)
         return loss.detach(), {"logits": logits.detach()}
@@ -46,9 +46,7 @@ class AGEM(Method):
 
 def project(gradients: list[Tensor], reference: list[Tensor]) -> list[Tensor]:
     """The nearest gradients that do not point against the reference; unchanged where they do not already."""
-    along = sum((g * r).sum() for g, r in zip(gradients, reference, strict=True))
-    length = sum(r.square().sum() for r in reference)
-    assert isinstance(along, Tensor)
-    assert isinstance(length, Tensor)
+    along = torch.stack([g.flatten() @ r.flatten() for g, r in zip(gradients, reference, strict=True)]).sum()
+    length = torch.stack(torch._foreach_norm(reference)).square().sum()
     factor = along.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
-    return [g - factor * r for g, r in zip(gradients, reference, strict=True)]
+    return list(torch._foreach_sub(gradients, torch._foreach_mul(reference, factor)))

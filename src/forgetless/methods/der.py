@@ -23,10 +23,12 @@ class DER(Method):
     alpha: float = setting(0.3, "α, weight of the distance to the stored logits")
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
-        loss = F.cross_entropy(logits, batch.y)
         if len(learner.buffer):
-            old = learner.replay()
-            loss = loss + self.alpha * F.mse_loss(learner.network(old["x"]), old["logits"])
+            old = learner.recall()
+            logits, of_old = learner.passes(batch.x, old["x"])
+            loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(of_old, old["logits"])
+        else:
+            logits = learner.forward(learner.augment(batch.x))
+            loss = F.cross_entropy(logits, batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

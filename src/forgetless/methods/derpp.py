@@ -24,11 +24,14 @@ class DERpp(Method):
     beta: float = setting(0.5, "β, weight of the loss on the stored labels")
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
-        loss = F.cross_entropy(logits, batch.y)
         if len(learner.buffer):
-            dark, labelled = learner.replay(), learner.replay()
-            loss = loss + self.alpha * F.mse_loss(learner.network(dark["x"]), dark["logits"])
-            loss = loss + self.beta * F.cross_entropy(learner.network(labelled["x"]), labelled["y"])
+            dark, labelled = learner.recall(), learner.recall()
+            logits, of_dark, of_labelled = learner.passes(batch.x, dark["x"], labelled["x"])
+            loss = F.cross_entropy(logits, batch.y)
+            loss = loss + self.alpha * F.mse_loss(of_dark, dark["logits"])
+            loss = loss + self.beta * F.cross_entropy(of_labelled, labelled["y"])
+        else:
+            logits = learner.forward(learner.augment(batch.x))
+            loss = F.cross_entropy(logits, batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

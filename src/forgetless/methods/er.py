@@ -22,11 +22,11 @@ class ER(Method):
     memory: ClassVar[str] = "reservoir"
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        x, y = learner.augment(batch.x), batch.y
+        x, y = batch.x, batch.y
         if len(learner.buffer):
-            old = learner.replay()
+            old = learner.recall()
             x, y = torch.cat([x, old["x"]]), torch.cat([y, old["y"]])
-        logits = learner.network(x)
+        logits = learner.forward(learner.augment(x))
         loss = F.cross_entropy(logits, y)
         learner.update(loss)
         return loss.detach(), {"logits": logits[: len(batch.y)].detach()}

@@ -28,11 +28,13 @@ class FDR(Method):
     alpha: float = setting(0.3, "α, weight of the distance to the stored outputs")
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
-        loss = F.cross_entropy(logits, batch.y)
         if len(learner.buffer):
-            old = learner.replay()
-            loss = loss + self.alpha * function_distance(learner.network(old["x"]), old["logits"])
+            old = learner.recall()
+            logits, of_old = learner.passes(batch.x, old["x"])
+            loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(of_old, old["logits"])
+        else:
+            logits = learner.forward(learner.augment(batch.x))
+            loss = F.cross_entropy(logits, batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
 

@@ -35,26 +35,35 @@ class GDumb(Method):
         return torch.zeros((), device=learner.device), {}
 
     def finish(self, learner: Learner) -> None:
-        x, y = learner.buffer["x"], learner.buffer["y"]
-        host = torch.Generator().manual_seed(
-            int(torch.randint(2**31, (), generator=learner.generator, device=x.device))
-        )
+        device = learner.device
+        seed = int(torch.randint(2**31, (), generator=learner.generator, device=device))
+        host = torch.Generator().manual_seed(seed)
+        place = torch.zeros(learner.batch, dtype=torch.int64, device=device)
+        rate = torch.zeros((), device=device)
+        box = torch.zeros(3, device=device)
         for epoch in range(self.epochs):
-            rate = learning_rate(epoch, self.lr_high, self.lr_low)
-            order = torch.randperm(len(y), generator=learner.generator, device=y.device)
+            rate.fill_(learning_rate(epoch, self.lr_high, self.lr_low))
+            order = torch.randperm(len(learner.buffer), generator=learner.generator, device=device)
             for rows in order.split(learner.batch):
-                fit = partial(self._fit, learner, x[rows], y[rows], rate, host)
-                learner.counted("train", len(rows), fit)
+                mixes = float(torch.rand((), generator=host)) < self.cutmix
+                if mixes:
+                    box.copy_(torch.rand(3, generator=host))
+                place[: len(rows)].copy_(rows)
+                key = ("train", len(rows), mixes)
+                fit = partial(self._fit, learner, place[: len(rows)], rate, box if mixes else None)
+                learner.counted("train", len(rows), partial(learner.engine.call, key, fit))
 
-    def _fit(self, learner: Learner, x: Tensor, y: Tensor, rate: float, host: torch.Generator) -> None:
+    def _fit(self, learner: Learner, rows: Tensor, rate: Tensor, box: Tensor | None) -> None:
+        x, y = learner.buffer["x"].index_select(0, rows), learner.buffer["y"].index_select(0, rows)
         inputs = learner.augment(x)
-        share, other = 1.0, y
-        if float(torch.rand((), generator=host)) < self.cutmix:
+        if box is None:
+            loss = F.cross_entropy(learner.forward(inputs), y)
+        else:
             order = torch.randperm(len(y), generator=learner.generator, device=y.device)
-            inputs, share = cut_and_mix(inputs, inputs[order], torch.rand(3, generator=host).tolist())
-            other = y[order]
-        logits = learner.network(inputs)
-        learner.update(share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, other), rate)
+            inputs, share = cut_and_mix(inputs, inputs[order], box)
+            logits = learner.forward(inputs)
+            loss = share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
+        learner.update(loss, rate)
 
 
 def learning_rate(epoch: int, high: float, low: float) -> float:
@@ -70,14 +79,16 @@ def learning_rate(epoch: int, high: float, low: float) -> float:
     return low + (high - low) * (1 + math.cos(math.pi * place / cycle)) / 2
 
 
-def cut_and_mix(x: Tensor, other: Tensor, numbers: list[float]) -> tuple[Tensor, float]:
+def cut_and_mix(x: Tensor, other: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """A box of ``other`` pasted into ``x``, and the share of ``x`` left. ``numbers`` in [0, 1): that, row, column."""
-    height, width = x.shape[-2:]
-    side = math.sqrt(1 - numbers[0])  # α = 1: the share kept is uniform
-    row, column = int(numbers[1] * height), int(numbers[2] * width)
-    half_height, half_width = int(height * side) // 2, int(width * side) // 2
-    top, bottom = max(row - half_height, 0), min(row + half_height, height)
-    left, right = max(column - half_width, 0), min(column + half_width, width)
-    mixed = x.clone()
-    mixed[..., top:bottom, left:right] = other[..., top:bottom, left:right]
-    return mixed, 1 - (bottom - top) * (right - left) / (height * width)
+    side = (1 - numbers[0]).sqrt()  # α = 1: the share kept is uniform
+
+    def inside(place: Tensor, length: int) -> Tensor:
+        """Which of ``length`` rows or columns the box covers."""
+        middle, half = (place * length).floor(), (length * side).floor().div(2).floor()
+        at = torch.arange(length, device=x.device)
+        return (at >= middle - half) & (at < middle + half)
+
+    rows, columns = inside(numbers[1], x.shape[-2]), inside(numbers[2], x.shape[-1])
+    mixed = torch.where(rows[:, None] & columns, other, x)
+    return mixed, 1 - rows.sum() * columns.sum() / (len(rows) * len(columns))

@@ -34,15 +34,16 @@ class ICaRL(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.means = None
         known, seen = learner.seen(batch.task - 1), learner.seen(batch.task)
-        x, y = learner.augment(batch.x), batch.y
+        x, y = batch.x, batch.y
         if len(learner.buffer):
-            old = learner.replay()
+            old = learner.recall()
             x, y = torch.cat([x, old["x"]]), torch.cat([y, old["y"]])
-        logits = learner.network(x)
+        x = learner.augment(x)
+        logits = learner.forward(x)
         targets = torch.zeros_like(logits).scatter_(1, y[:, None], 1.0)
         if self.former is not None:
             with torch.no_grad():
-                before = self.former(x).sigmoid()
+                before = learner.engine.forward(self.former, x).sigmoid()
             targets = torch.cat([before[:, :known], targets[:, known:]], 1)
         loss = F.binary_cross_entropy_with_logits(logits[:, :seen], targets[:, :seen])
         learner.update(loss)
@@ -69,8 +70,7 @@ class ICaRL(Method):
 
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
         if not len(learner.buffer) or learner.finetuned:
-            logits: Tensor = learner.network(x)
-            return logits
+            return learner.forward(x)
         if self.means is None:
             exemplars = features(learner, learner.buffer["x"])
             of_class = exemplars.new_zeros(len(exemplars), learner.classes)

@@ -19,7 +19,7 @@ class Joint(Method):
     tells_sensitivity: ClassVar[bool] = False
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
+        logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

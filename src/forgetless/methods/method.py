@@ -47,8 +47,7 @@ class Method(ABC):
 
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
         """Scores of all classes for prepared inputs ``x``, the network being in evaluation mode."""
-        logits: Tensor = learner.network(x)
-        return logits
+        return learner.forward(x)
 
 
 def sample(split: Split, size: int, learner: Learner) -> Split:

@@ -30,7 +30,7 @@ class OnlineEWC(Method):
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
+        logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
         for parameter, fisher, anchor in zip(learner.parameters, self.fisher, self.anchor, strict=False):
             loss = loss + self.penalty * (fisher * (parameter - anchor).square()).sum()

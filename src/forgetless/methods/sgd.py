@@ -16,7 +16,7 @@ from forgetless.methods.method import Method
 @dataclass
 class SGD(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.network(learner.augment(batch.x))
+        logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

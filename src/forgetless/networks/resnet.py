@@ -6,8 +6,9 @@ form has a 7×7 stride-2 stem and a 3×3 stride-2 max-pool. Both start from PyTo
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from forgetless.networks.norm import batch_norm, count_batches
 
 
 class BasicBlock(nn.Module):
@@ -21,13 +22,20 @@ class BasicBlock(nn.Module):
         if stride != 1 or channels != width:
             self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+    def forward(self, x: Tensor, passes: int = 1) -> Tensor:
+        y = batch_norm(self.bn1, self.conv1(x), relu=True, passes=passes)
+        if isinstance(self.shortcut, nn.Sequential):
+            convolution, bn = self.shortcut
+            assert isinstance(bn, nn.BatchNorm2d)
+            x = batch_norm(bn, convolution(x), passes=passes)
+        return batch_norm(self.bn2, self.conv2(y), relu=True, residual=x, passes=passes)
 
 
 class ResNet(nn.Module):
-    """``conv1``, ``bn1``, ``block1`` … ``block4``, ``fc``; two basic blocks each, widths w, 2w, 4w, 8w."""
+    """``conv1``, ``bn1``, ``block1`` … ``block4``, ``fc``; two basic blocks each, widths w, 2w, 4w, 8w.
+
+    Called with ``passes`` = p, the batch is p batches one after the other, each with batch statistics of its own.
+    """
 
     def __init__(self, classes: int, channels: int, width: int, *, imagenet: bool) -> None:
         super().__init__()
@@ -44,14 +52,17 @@ class ResNet(nn.Module):
         self.block4 = _stage(4 * width, 8 * width, 2)
         self.fc = nn.Linear(8 * width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor, passes: int = 1) -> Tensor:
         """What the last layer sees: the spatial mean of ``block4``."""
-        x = self.pool(F.relu(self.bn1(self.conv1(x))))  # (batch, width, height, width)
-        x = self.block4(self.block3(self.block2(self.block1(x))))
+        count_batches((module for module in self.modules() if isinstance(module, nn.BatchNorm2d)), x, passes)
+        x = self.pool(batch_norm(self.bn1, self.conv1(x), relu=True, passes=passes))  # (batch, width, height, width)
+        for stage in (self.block1, self.block2, self.block3, self.block4):
+            for block in stage:
+                x = block(x, passes)
         return x.mean((2, 3))  # (batch, 8 × width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.fc(self.features(x))
+    def forward(self, x: Tensor, passes: int = 1) -> Tensor:
+        logits: Tensor = self.fc(self.features(x, passes))
         return logits
 
 

@@ -1,0 +1,155 @@
+"""Milliseconds a training step takes, everything included: gathering, augmentation, replay, update, buffer.
+
+    python benchmarks/speed.py --device cuda --precision bf16 [--lanes 1,8] [--ways sgd,er] [--eager] [--out FILE]
+
+Random images of the size given take the place of a data set. A run has two tasks; timed are steps of the second, when
+the buffer is full and what was once to be compiled and captured is there. With several lanes the time is per run and
+step. ``finetuning`` is a step of k-FPF's finetuning of everything but block4. Written as it goes: a case that is in
+FILE already is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forgetless import Finetune, catalogue, networks, train
+from forgetless.lanes import interleave
+from forgetless.stream import Split, Stream, Task
+from forgetless.training import EVERY, Run, Stepped, with_seed
+from provenance import provenance
+
+WAYS = ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning")
+SHAPES = {"resnet18": (3, 32), "resnet18_imagenet": (3, 224), "vgg11": (3, 32), "mlp": (1, 28)}
+
+
+def random_stream(channels: int, size: int, first: int, second: int, device: torch.device) -> Stream:
+    generator = torch.Generator().manual_seed(0)
+    tasks = []
+    for number, count in enumerate((first, second)):
+        y = torch.tensor([2 * number, 2 * number + 1]).repeat(count // 2)
+        x = torch.randint(256, (count, channels, size, size), dtype=torch.uint8, generator=generator)
+        tasks.append(Task(Split(x, y), Split(x[:100], y[:100]), (2 * number, 2 * number + 1)))
+    normal = ((0.5,) * channels, (0.25,) * channels, size // 8, True) if channels == 3 else ((), (), 0, False)
+    return Stream("random", tuple(tasks), 10, "class", *normal).to(device)
+
+
+def starter(way: str, stream: Stream, arguments: argparse.Namespace, capture: bool, seed: int) -> Callable[[], Run]:
+    def start() -> Run:
+        make = getattr(networks, arguments.network)
+        method = catalogue.load("method", "sgd" if way == "finetuning" else way)()
+        finetune = None
+        if way == "finetuning":
+            groups = (
+                ("conv1", "block1", "block2", "block3", "bn.affine", "bn.stats", "fc")
+                if arguments.network.startswith("resnet")
+                else ("fc2", "fc3")
+            )
+            finetune = Finetune.k_fpf(stream_steps(stream, arguments.batch) - 5, steps=10**6, groups=groups, lr=1e-4)
+        return train(
+            stream, method, with_seed(lambda: make(10), seed), epochs=1, batch=arguments.batch, lr=0.01, buffer=500,
+            finetune=finetune, seed=seed, device=arguments.device, precision=arguments.precision, capture=capture,
+        )  # fmt: skip
+
+    return start
+
+
+def stream_steps(stream: Stream, batch: int) -> int:
+    return len(stream.tasks[0].train) // batch
+
+
+def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) -> dict[str, Any]:
+    cuda, batch = arguments.device == "cuda", arguments.batch
+    channels, size = SHAPES[arguments.network]
+    size = arguments.size or size
+    first = -(-600 // batch)  # steps of the first task, which fill the buffer
+    settle, steps = (40, arguments.steps) if capture or not cuda else (10, arguments.steps // 4)
+    second = settle + steps + 80
+    stream = random_stream(
+        channels, size, 2 * -(-first * batch // 2), 2 * -(-second * batch // 2), torch.device(arguments.device)
+    )
+    begin = settle // EVERY + (0 if way == "finetuning" else first // EVERY)  # events of progress to let pass
+    end = begin + steps // EVERY
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+    counts = dict.fromkeys(range(lanes), 0)
+    started = passed = 0.0
+    at_start = 0
+    runs = interleave([starter(way, stream, arguments, capture, seed) for seed in range(lanes)], lanes)
+    for number, event in runs:
+        if (
+            way == "finetuning"
+            and isinstance(event, Stepped)
+            and event.step < stream_steps(stream, arguments.batch) - 5
+        ):
+            continue
+        counts[number] += isinstance(event, Stepped)
+        if not started and min(counts.values()) >= begin:
+            if cuda:
+                torch.cuda.synchronize()
+            started, at_start = time.perf_counter(), sum(counts.values())
+        if started and min(counts.values()) >= end:
+            if cuda:
+                torch.cuda.synchronize()
+            passed = time.perf_counter() - started
+            break
+    runs.close()
+    milliseconds = 1000 * passed / ((sum(counts.values()) - at_start) * EVERY)
+    images = arguments.batch / milliseconds * 1000
+    found: dict[str, Any] = {
+        "network": arguments.network, "size": size, "batch": arguments.batch, "precision": arguments.precision,
+        "way": way, "captured": capture and cuda, "lanes": lanes, "milliseconds": round(milliseconds, 4),
+        "images_per_second": round(images),
+    }  # fmt: skip
+    if cuda:
+        found["megabytes_per_lane"] = round((torch.cuda.max_memory_reserved() - before) / lanes / 2**20)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--network", default="resnet18", choices=list(SHAPES))
+    parser.add_argument("--size", type=int, help="height and width of the images; default: by the network")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--lanes", default="1")
+    parser.add_argument("--eager", action="store_true", help="also without capturing, one lane")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if arguments.out and arguments.out.exists():
+        rows = json.loads(arguments.out.read_text())["rows"]
+    known = {
+        tuple(row[name] for name in ("network", "size", "batch", "precision", "way", "captured", "lanes"))
+        for row in rows
+    }
+    cuda = arguments.device == "cuda"
+    cases = [(way, 1, False) for way in arguments.ways.split(",") if arguments.eager or not cuda]
+    cases += [(way, int(n), True) for way in arguments.ways.split(",") for n in arguments.lanes.split(",") if cuda]
+    for way, lanes, capture in cases:
+        size = arguments.size or SHAPES[arguments.network][1]
+        key = (arguments.network, size, arguments.batch, arguments.precision, way, capture, lanes)
+        if key in known:
+            continue
+        row = measure(way, lanes, capture, arguments)
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps({"rows": rows, **provenance(arguments.device)}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Runs the pieces of a run on its device: as they are written, or captured into CUDA graphs and replayed.
+
+The only file that knows of graphs, CUDA streams and precision. What is captured takes no arguments and gives nothing
+back: it reads and writes tensors that stay where they are (weights, buffer, counters on the device), so that a replay
+does what a call would have done. Every run has an engine of its own, with its own CUDA stream, memory and random
+numbers; runs in turns on one GPU therefore end as each would alone.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+
+from forgetless.networks import MLP
+
+T = TypeVar("T")
+PRECISIONS = ("fp32", "tf32", "bf16")
+AHEAD = 2  # calls of ``active`` whose work may wait on the GPU before a run is not ``ready`` for more
+
+
+class Engine:
+    """How one run computes.
+
+    precision      fp32; tf32: matrix products and convolutions with 10 bits of mantissa (GPU); bf16: them in bfloat16,
+                   weights and sums in fp32
+    capture        into CUDA graphs; False: everything is called as written
+    deterministic  only kernels that give the same bits each time
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        precision: str = "fp32",
+        capture: bool = True,
+        deterministic: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.device = torch.device(device)
+        check_precision(precision, self.device)
+        self.precision = precision
+        self.deterministic = deterministic
+        self.cuda = self.device.type == "cuda"
+        self.captures = self.cuda and capture
+        self._stream = torch.cuda.Stream(self.device) if self.cuda else None
+        self._pool = torch.cuda.graph_pool_handle() if self.captures else None
+        self._anchor: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._called: set[Hashable] = set()
+        self._kept: dict[Hashable, Any] = {}
+        self._generators: list[torch.Generator] = []
+        self._queued: deque[torch.cuda.Event] = deque()
+        self._waits = False
+        self._held: dict[str, Tensor] = {}
+        with self._fork():
+            torch.manual_seed(seed)
+            self._random = self._global_states()
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def generator(self, seed: int) -> torch.Generator:
+        """Random numbers of this run, on its device; what is captured may draw from them."""
+        made = torch.Generator(self.device).manual_seed(seed)
+        self._generators.append(made)
+        return made
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within: this run's CUDA stream, precision and global random numbers; on leaving, what was before."""
+        self._waits = False
+        with self._fork(), _numbers(self.device, self.precision, self.deterministic):
+            self._set_global_states(self._random)
+            try:
+                with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
+                    yield
+                    if self._stream is not None:
+                        self._queued.append(self._stream.record_event())
+            finally:
+                self._random = self._global_states()
+
+    def call(self, key: Hashable, function: Callable[[], object]) -> None:
+        """Run ``function``: the first time with this key as it is, from then on as a replay of a captured call."""
+        graph = self._graphs.get(key)
+        if graph is None and (not self.captures or key not in self._called):
+            self._called.add(key)
+            function()
+            return
+        if graph is None:
+            # The pool of memory must not be left without a graph by ``forget``: this one, of nothing, stays.
+            self._anchor = self._anchor or self._capture(lambda: torch.zeros(1, device=self.device))
+            graph = self._graphs[key] = self._capture(function)
+        graph.replay()
+
+    def forget(self, phase: str) -> None:
+        """Let go of what was captured under keys that begin with ``phase``: what it reads is about to be replaced."""
+        if self._stream is not None:
+            self._stream.synchronize()
+        for keys in (self._graphs, self._called):
+            for key in [key for key in keys if isinstance(key, tuple) and key[0] == phase]:
+                keys.pop(key) if isinstance(keys, dict) else keys.remove(key)
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gave for this key the first time: tensors that something captured reads or writes."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        kept: T = self._kept[key]
+        return kept
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
+
+    def forward(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
+        """``network(x)`` in this precision. In bf16 all weights are cast at once, not one kernel each."""
+        if self.precision != "bf16":
+            on_cpu = isinstance(network, MLP) and x.dtype == torch.float32 and torch.is_grad_enabled() and not self.cuda
+            logits: Tensor = network.quick(x) if on_cpu else network(x, **arguments)  # type: ignore[operator]
+            return logits
+        learned, fixed = _weights(network)
+        cast = {name: self._held[name] for name in fixed if name in self._held}
+        fixed = {name: weight for name, weight in fixed.items() if name not in cast}
+        if learned:
+            cast |= zip(learned, _Cast.apply(*learned.values()), strict=True)  # type: ignore[no-untyped-call]
+        if fixed:
+            with torch.no_grad():
+                cast |= zip(fixed, _cast(list(fixed.values()), torch.bfloat16), strict=True)
+        with self.autocast():
+            output: Tensor = functional_call(network, cast, (x,), arguments)
+        return output.float()
+
+    @contextmanager
+    def holding(self, network: nn.Module) -> Iterator[None]:
+        """Within, the weights that take no gradients stay as they are, so that they are cast once."""
+        fixed = _weights(network)[1] if self.precision == "bf16" else {}
+        if fixed:
+            self._held = self.keep(
+                ("held", id(network), *fixed),
+                lambda: {name: torch.empty_like(weight, dtype=torch.bfloat16) for name, weight in fixed.items()},
+            )
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._held.values()), list(fixed.values()))
+        try:
+            yield
+        finally:
+            self._held = {}
+
+    def will_wait(self) -> bool:
+        """Say that the host is about to read from the device; whether that means waiting."""
+        self._waits = self.cuda
+        return self.cuda
+
+    def ready(self) -> bool:
+        """Whether more work can be queued, or after ``will_wait``, whether everything queued is done."""
+        while self._queued and self._queued[0].query():
+            self._queued.popleft()
+        return len(self._queued) < (1 if self._waits else AHEAD)
+
+    def to_dict(self) -> dict[str, Any]:
+        """How the run was computed, for its record."""
+        made: dict[str, Any] = {"precision": self.precision, "captured": self.captures}
+        if self.cuda:
+            made["peak_megabytes"] = torch.cuda.max_memory_allocated(self.device) // 2**20
+        else:
+            made["threads"] = torch.get_num_threads()
+        return made
+
+    def _capture(self, function: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        collects = gc.isenabled()
+        gc.disable()  # a tensor or graph freed in here would be freed in the graph
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                function()
+            finally:
+                graph.capture_end()
+        finally:
+            if collects:
+                gc.enable()
+        return graph
+
+    @contextmanager
+    def _fork(self) -> Iterator[None]:
+        before = self._global_states()
+        try:
+            yield
+        finally:
+            self._set_global_states(before)
+
+    def _global_states(self) -> tuple[Tensor, ...]:
+        states = [torch.get_rng_state()]
+        if self.cuda:
+            states.append(torch.cuda.get_rng_state(self.device))
+        return tuple(states)
+
+    def _set_global_states(self, states: Sequence[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self.cuda:
+            torch.cuda.set_rng_state(states[1], self.device)
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """An error unless this device computes in this precision at speed."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    if device.type != "cpu":
+        return
+    if precision == "tf32":
+        raise ValueError("precision is 'tf32', which is for GPUs; on a CPU use fp32, or bf16 where it has instructions")
+    if precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        raise ValueError("precision is 'bf16', but this CPU has no instructions for it; use fp32")
+
+
+@contextmanager
+def _numbers(device: torch.device, precision: str, deterministic: bool) -> Iterator[None]:
+    """torch's global switches of precision and determinism on CUDA."""
+    if device.type != "cuda":
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = (cudnn.benchmark, cudnn.deterministic, _get_tf32())
+    _set_tf32(("ieee", "ieee") if precision == "fp32" else ("tf32", "tf32"))
+    # On an H200 cuDNN's heuristics chose as well as its benchmark did, which takes seconds for every new shape.
+    cudnn.benchmark, cudnn.deterministic = False, deterministic
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before[:2]
+        _set_tf32(before[2])
+
+
+def _get_tf32() -> tuple[Any, Any]:
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
+    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32  # before torch 2.9
+
+
+def _set_tf32(values: tuple[Any, Any]) -> None:
+    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = values  # type: ignore[attr-defined]
+    else:
+        allowed = [value == "tf32" if isinstance(value, str) else value for value in values]
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _weights(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What is computed with in bf16: the matrices and kernels, those that take gradients and those that do not."""
+    weights = [(n, p) for n, p in network.named_parameters() if p.ndim > 1 and p.dtype == torch.float32]
+    return {n: p for n, p in weights if p.requires_grad}, {n: p for n, p in weights if not p.requires_grad}
+
+
+def _cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Copies of all in another dtype, in one kernel."""
+    made = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(made, tensors)
+    return made
+
+
+class _Cast(torch.autograd.Function):
+    """All weights to bfloat16; backward, all gradients to float32."""
+
+    @staticmethod
+    def forward(ctx: Any, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.weights = weights  # for their memory format
+        return tuple(_cast(list(weights), torch.bfloat16))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        made = [torch.empty_like(weight) for weight in ctx.weights]
+        torch._foreach_copy_(made, list(gradients))
+        return tuple(made)

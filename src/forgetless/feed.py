@@ -1,0 +1,114 @@
+"""The batches of a task's training examples, in an order drawn anew each epoch.
+
+Images on the run's device are gathered there, inside what is captured. Images that stay on the host (too many for the
+device, or a memory map) are gathered by a thread that works ahead, into pinned memory, and copied to a place on the
+device that stays the same; the batches are the same ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forgetless.engine import Engine
+from forgetless.stream import Split
+
+SLOTS = 4  # batches gathered ahead
+
+
+class Feed:
+    """Batches of ``split``: ``shuffle`` begins an epoch; for each size it gives, ``stage``, then ``take``."""
+
+    def __init__(self, split: Split, batch: int, engine: Engine, generator: torch.Generator) -> None:
+        self._split, self._batch, self._generator = split, batch, generator
+        device = engine.device
+        self._order = torch.zeros(len(split), dtype=torch.int64, device=device)
+        self._at = 0
+        self._host = None if split.x.device == split.y.device else _Host(split, batch, device)
+        self._position = torch.zeros((), dtype=torch.int64, device=device) if engine.captures else None
+        self._range = torch.arange(batch, device=device)
+
+    def shuffle(self) -> list[int]:
+        """Begin an epoch; gives the sizes of its batches."""
+        count = len(self._split)
+        self._order.copy_(torch.randperm(count, generator=self._generator, device=self._order.device))
+        self._at = 0
+        if self._position is not None:
+            self._position.zero_()
+        if self._host is not None:
+            self._host.begin(self._order.cpu().split(self._batch))
+        whole, rest = divmod(count, self._batch)
+        return [self._batch] * whole + [rest] * (rest > 0)
+
+    def stage(self, size: int) -> None:
+        """The host's part of the next batch; not captured."""
+        self._at += size
+        if self._host is not None:
+            self._host.stage()
+
+    def take(self, size: int) -> tuple[Tensor, Tensor]:
+        """The images and labels of the batch staged; reads only what stays in its place."""
+        if self._position is None:
+            rows = self._order[self._at - size : self._at]
+        else:
+            rows = self._order.index_select(0, self._range[:size] + self._position)
+            self._position.add_(size)
+        x = self._split.x.index_select(0, rows) if self._host is None else self._host.x[:size]
+        return x, self._split.y.index_select(0, rows)
+
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Pinned memory for one batch, and the mark after which its last copy to the device is done."""
+
+    x: Tensor
+    copied: torch.cuda.Event
+
+
+class _Host:
+    """Gathers batches from images on the host, a few ahead."""
+
+    def __init__(self, split: Split, batch: int, device: torch.device) -> None:
+        self._images = split.x
+        shape = (batch, *split.x.shape[1:])
+        self.x = torch.zeros(shape, dtype=split.x.dtype, device=device)
+        self._slots = [
+            _Slot(torch.zeros(shape, dtype=split.x.dtype, pin_memory=True), torch.cuda.Event()) for _ in range(SLOTS)
+        ]
+        self._thread = ThreadPoolExecutor(1, "feed")
+        self._ahead: deque[Future[tuple[_Slot, int]]] = deque()
+        self._left: deque[Tensor] = deque()
+        self._next = 0
+
+    def begin(self, batches: tuple[Tensor, ...]) -> None:
+        self._left.extend(batches)
+        while len(self._ahead) < SLOTS and self._left:
+            self._submit()
+
+    def stage(self) -> None:
+        slot, size = self._ahead.popleft().result()
+        self.x[:size].copy_(slot.x[:size], non_blocking=True)
+        slot.copied.record()
+        if self._left:
+            self._submit()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def _submit(self) -> None:
+        slot = self._slots[self._next % SLOTS]
+        self._next += 1
+        self._ahead.append(self._thread.submit(self._gather, slot, self._left.popleft()))
+
+    def _gather(self, slot: _Slot, rows: Tensor) -> tuple[_Slot, int]:
+        slot.copied.synchronize()
+        torch.index_select(self._images, 0, rows, out=slot.x[: len(rows)])
+        return slot, len(rows)

@@ -1,0 +1,96 @@
+"""Several runs in turns on one GPU, each with its own CUDA stream and memory: small batches leave most of it idle.
+
+One thread feeds all of them. A run is given its turn when little of its work is still queued on the GPU, and where it
+has to read from the GPU, when that work is done; so none waits for another, and each computes what it would alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+
+import torch
+
+from forgetless.training import Ended, Event, Run, Stepped
+
+MOST = 16  # lanes tried when the number is left open
+GAIN = 1.05  # more lanes must be faster by this much, all together
+WINDOW = 1.5  # seconds over which a number of lanes is judged
+SETTLED = 60  # steps after which a new run's graphs are captured
+
+
+def interleave(starts: Iterable[Callable[[], Run]], lanes: int | None = None) -> Generator[tuple[int, Event]]:
+    """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
+
+    ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
+    """
+    if lanes is not None and lanes < 1:
+        raise ValueError(f"lanes is {lanes}; it must be 1 or more")
+    waiting = enumerate(starts)
+    width = _Width(lanes)
+    active: dict[int, Run] = {}
+    more = True
+    while more or active:
+        while more and len(active) < width.now:
+            number, start = next(waiting, (None, None))
+            if number is None or start is None:
+                more = False
+                break
+            active[number] = start()
+            width.started(active[number])
+        turned = False
+        for number, run in list(active.items()):
+            if not run.engine.ready():
+                continue
+            turned = True
+            event = next(run)
+            width.saw(number, event)
+            if isinstance(event, Ended):
+                del active[number]
+            yield number, event
+        if not turned:
+            time.sleep(2e-5)
+
+
+class _Width:
+    """How many lanes: those given, or found by trying."""
+
+    def __init__(self, given: int | None) -> None:
+        self.now = given or 1
+        self._open = given is None
+        self._best = 0.0  # steps a second
+        self._since: float | None = None
+        self._steps = 0
+        self._unsettled = 0
+
+    def started(self, run: Run) -> None:
+        self._open = self._open and run.engine.cuda
+        self._since = None
+        self._unsettled += 1
+
+    def saw(self, number: int, event: Event) -> None:
+        """Count steps; after a while with this many lanes, take more, or go back to as many as were faster."""
+        if not self._open or not isinstance(event, Stepped):
+            return
+        if event.step == SETTLED:
+            self._unsettled -= 1
+        if self._unsettled > 0:
+            return
+        now = time.perf_counter()
+        if self._since is None:
+            self._since, self._steps = now, 0
+            return
+        self._steps += 1
+        if now - self._since < WINDOW:
+            return
+        speed = self._steps / (now - self._since)
+        if speed < GAIN * self._best:
+            self.now = max(1, self.now // 2)
+            self._open = False
+            return
+        self._best, self._since = speed, None
+        free, total = torch.cuda.mem_get_info()
+        if 2 * self.now > MOST or free < 1.5 * (total - free):  # twice the lanes take twice the memory, or less
+            self._open = False
+            return
+        self.now *= 2

@@ -1,0 +1,220 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from forgetless import METHODS, Finetune, catalogue, networks, train
+from forgetless.engine import Engine
+from forgetless.methods.er import ER
+from forgetless.methods.sgd import SGD
+from forgetless.stream import Split, Stream, Task
+from forgetless.training import Ended, with_seed
+from helpers import small_stream
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def image_stream(tasks=2, per_task=64, size=8, seed=0):
+    """Tasks of two classes, coloured noise around a colour of the class; with crop, flip and normalisation."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(tasks):
+        y = torch.tensor([2 * number, 2 * number + 1]).repeat(per_task // 2)
+        colour = torch.randint(40, 200, (2 * tasks, 3, 1, 1), generator=generator)
+        x = (colour[y] + torch.randint(-40, 40, (per_task, 3, size, size), generator=generator)).to(torch.uint8)
+        made.append(Task(Split(x, y), Split(x[:20], y[:20]), (2 * number, 2 * number + 1)))
+    return Stream("images", tuple(made), 2 * tasks, "class", (0.5,) * 3, (0.25,) * 3, pad=1, flip=True)
+
+
+def spied(name):
+    """A method that keeps its learner, to look into."""
+    kind = catalogue.load("method", name)
+
+    def finish(self, learner):
+        self.learner = learner
+        kind.finish(self, learner)
+
+    return type("Spied", (kind,), {"finish": finish})
+
+
+def run(method, stream=None, model=None, **settings):
+    values = {"epochs": 2, "batch": 8, "lr": 0.05, "buffer": 24, **settings}
+    model = model or with_seed(lambda: networks.resnet18(4, width=4), 0)
+    for event in train(stream or image_stream(), method, model, **values):
+        if isinstance(event, Ended):
+            return event.result
+    raise AssertionError
+
+
+def test_on_a_cpu_every_call_is_made():
+    engine, calls = Engine(), []
+    for _ in range(3):
+        engine.call("key", lambda: calls.append(1))
+    assert len(calls) == 3
+    assert not engine.captures
+
+
+def test_what_is_kept_is_made_once():
+    engine = Engine()
+    assert engine.keep("a", list) is engine.keep("a", list)
+    assert engine.keep("a", list) is not engine.keep("b", list)
+
+
+def test_a_run_has_global_random_numbers_of_its_own():
+    one, other = Engine(seed=1), Engine(seed=2)
+    before = torch.get_rng_state()
+    drawn = {}
+    for name, engine in (("a", one), ("b", other), ("c", one)):
+        with engine.active():
+            drawn[name] = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert torch.equal(torch.cat([drawn["a"], drawn["c"]]), torch.cat([torch.rand(3), torch.rand(3)]))
+    assert not torch.equal(drawn["a"], drawn["b"])
+
+
+def test_dropout_does_not_depend_on_what_was_drawn_before():
+    def dropping():
+        return with_seed(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 16), nn.Dropout(), nn.Linear(16, 6)), 0)
+
+    weights = []
+    for seed in (5, 6):
+        torch.manual_seed(seed)
+        result = run(SGD(), small_stream(), dropping())
+        weights.append(result.network[1].weight.detach())
+    assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("precision", "match"),
+    [
+        ("fp16", "precision is 'fp16'; it must be one of fp32, tf32, bf16"),
+        ("tf32", "precision is 'tf32', which is for GPUs"),
+    ],
+)
+def test_a_precision_the_device_has_not_is_refused(precision, match):
+    with pytest.raises(ValueError, match=match):
+        train(small_stream(), SGD(), networks.mlp(6, inputs=4), precision=precision)
+
+
+def test_bf16_without_instructions_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(ValueError, match="this CPU has no instructions for it; use fp32"):
+        Engine(precision="bf16")
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16 instructions")
+def test_bf16_is_near_fp32_and_leaves_weights_in_fp32():
+    torch.manual_seed(0)
+    network, x = networks.mlp(6, inputs=40), torch.rand(8, 40)
+    logits = Engine(precision="bf16").forward(network, x)
+    exact = network(x)
+    assert logits.dtype == torch.float32
+    assert 1e-4 < ((logits - exact).norm() / exact.norm()).detach() < 1e-2
+    gradients = torch.autograd.grad(logits.square().sum(), list(network.parameters()))
+    expected = torch.autograd.grad(exact.square().sum(), list(network.parameters()))
+    for found, wanted in zip(gradients, expected, strict=True):
+        assert found.dtype == torch.float32
+        assert (found - wanted).norm() / wanted.norm() < 2e-2
+
+
+def test_frozen_weights_take_no_gradients_in_bf16(device):
+    if device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bf16 instructions")
+    network = networks.mlp(6, inputs=40).to(device)
+    network.fc2.requires_grad_(False)
+    learned = [p for p in network.parameters() if p.requires_grad]
+    loss = Engine(device, precision="bf16").forward(network, torch.rand(8, 40, device=device)).sum()
+    assert all(bool(g.abs().sum()) for g in torch.autograd.grad(loss, learned))
+
+
+@on_gpu
+@pytest.mark.parametrize("name", list(METHODS))
+def test_captured_is_what_is_called(name):
+    """200 steps: the same examples in the buffer, and losses that differ by rounding only."""
+    found = []
+    for capture in (False, True):
+        method = spied(name)()
+        if name == "gdumb":
+            method.epochs = 10
+        result = run(method, epochs=13, capture=capture, device="cuda", deterministic=True, seed=3)
+        found.append((result, method.learner))
+    (called, one), (replayed, other) = found
+    assert called.steps == 208
+    assert replayed.engine["captured"]
+    for (*_, a), (*_, b) in zip(called.losses, replayed.losses, strict=True):
+        assert abs(a - b) < 1e-5
+    if method.memory != "none":
+        assert len(one.buffer) == len(other.buffer) > 0
+        for column in ("x", "y"):
+            assert torch.equal(one.buffer[column], other.buffer[column])
+    assert called.accuracy_matrix == replayed.accuracy_matrix
+    assert called.flops == replayed.flops
+
+
+@on_gpu
+@pytest.mark.parametrize("distill", [0.0, 0.5])
+def test_captured_finetuning_is_what_is_called(distill):
+    found = []
+    for capture in (False, True):
+        finetune = Finetune.k_fpf(
+            10, steps=6, lr=0.05, distill=distill, batch=8, groups=("block1", "bn.affine", "bn.stats", "fc")
+        )
+        found.append(run(SGD(), epochs=3, capture=capture, device="cuda", deterministic=True, finetune=finetune))
+    called, replayed = found
+    assert [(f.step, f.groups) for f in called.finetunings] == [(f.step, f.groups) for f in replayed.finetunings]
+    for a, b in zip(called.finetunings, replayed.finetunings, strict=True):
+        assert abs(a.first_loss - b.first_loss) < 1e-5
+        assert abs(a.last_loss - b.last_loss) < 1e-5
+    for a, b in zip(called.network.parameters(), replayed.network.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@on_gpu
+def test_in_deterministic_mode_two_runs_are_the_same_bits():
+    weights = [
+        torch.cat([p.detach().flatten() for p in run(ER(), device="cuda", deterministic=True).network.parameters()])
+        for _ in range(2)
+    ]
+    assert torch.equal(*weights)
+
+
+@on_gpu
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("tf32", 5e-3), ("bf16", 5e-2)])
+def test_a_precision_rounds_as_it_should(precision, error):
+    torch.manual_seed(0)
+    network = networks.resnet18(4, width=16).cuda().to(memory_format=torch.channels_last).eval()
+    exact = copy.deepcopy(network).double()
+    x = torch.rand(16, 3, 16, 16, device="cuda")
+    engine = Engine("cuda", precision=precision)
+    with engine.active(), torch.no_grad():
+        found = engine.forward(network, x)
+    torch.cuda.synchronize()
+    wanted = exact(x.double())
+    assert error / 500 < (found - wanted).norm() / wanted.norm() < error
+
+
+@on_gpu
+def test_torchs_switches_are_as_they_were_between_events():
+    before = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.cuda.current_stream())
+    for _ in train(
+        image_stream(), ER(), networks.resnet18(4, width=4), buffer=24, batch=8, device="cuda", deterministic=True
+    ):
+        now = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.cuda.current_stream())
+        assert now == before
+
+
+@on_gpu
+def test_images_that_stay_on_the_host_give_the_same_run():
+    stream = image_stream(per_task=90)
+    here, there = (run(ER(), stream, device="cuda", deterministic=True, resident=r) for r in (True, False))
+    for a, b in zip(here.network.parameters(), there.network.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert here.accuracy_matrix == there.accuracy_matrix
+
+
+def test_a_run_leaves_the_network_usable(device):
+    model = with_seed(lambda: networks.resnet18(4, width=4), 0)
+    result = run(ER(), model=copy.deepcopy(model), device=device)
+    assert torch.isfinite(result.network(torch.rand(2, 3, 8, 8, device=device))).all()

@@ -1,0 +1,63 @@
+import pytest
+import torch
+
+from forgetless import Finetune, networks, train
+from forgetless.lanes import interleave
+from forgetless.methods.derpp import DERpp
+from forgetless.methods.er import ER
+from forgetless.methods.sgd import SGD
+from forgetless.training import Ended, with_seed
+from test_engine import image_stream
+
+STREAM = image_stream()
+K_FPF = Finetune.k_fpf(6, steps=5, batch=8, groups=("block1", "fc"))
+WAYS = [(ER, 0, None), (ER, 1, None), (DERpp, 0, None), (SGD, 0, K_FPF), (SGD, 1, None)]
+
+
+def start(way, device):
+    method, seed, finetune = way
+    network = with_seed(lambda: networks.resnet18(4, width=4), seed)
+    return train(
+        STREAM, method(), network, epochs=2, batch=8, lr=0.05, buffer=24, seed=seed, finetune=finetune, device=device,
+        deterministic=True,
+    )  # fmt: skip
+
+
+def result(events):
+    return next(event.result for event in events if isinstance(event, Ended))
+
+
+@pytest.mark.parametrize("lanes", [1, 3, 8, None])
+def test_runs_in_turns_end_as_each_does_alone(lanes, device):
+    found = {}
+    for number, event in interleave([lambda way=way: start(way, device) for way in WAYS], lanes):
+        if isinstance(event, Ended):
+            found[number] = event.result
+    assert sorted(found) == list(range(5))
+    for number, way in enumerate(WAYS):
+        alone = result(start(way, device))
+        assert alone.accuracy_matrix == found[number].accuracy_matrix
+        assert alone.losses == found[number].losses
+        for a, b in zip(alone.network.parameters(), found[number].network.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_runs_start_as_lanes_become_free():
+    begun = []
+
+    def counted(way):
+        begun.append(way)
+        return start(way, "cpu")
+
+    most = 0
+    ended = 0
+    for _, event in interleave([lambda way=way: counted(way) for way in WAYS], 2):
+        ended += isinstance(event, Ended)
+        most = max(most, len(begun) - ended)
+    assert most == 2
+    assert ended == 5
+
+
+def test_no_lanes_are_refused():
+    with pytest.raises(ValueError, match="lanes is 0; it must be 1 or more"):
+        list(interleave([], 0))
