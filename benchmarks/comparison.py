@@ -18,13 +18,13 @@ from statistics import mean, stdev
 from typing import Any
 
 import torch
-from provenance import provenance
 
 from forgetless.build import build_stream, make_record, start
 from forgetless.config import Settings, resolve
 from forgetless.lanes import interleave
 from forgetless.stream import Stream
 from forgetless.training import Ended
+from provenance import provenance
 
 K_FPF = {"repair": "k-fpf", "every": 1500, "steps": 100, "threshold": 0.3}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -33,12 +32,15 @@ def reservoir_slots(numbers: Tensor, seen: int | Tensor, capacity: int) -> Tenso
     return torch.where(last[slots] == order, slots, capacity)
 
 
-def host_reservoir_slots(numbers: numpy.ndarray[Any, Any], seen: int, capacity: int) -> dict[int, int]:
-    """``reservoir_slots`` for a buffer on the CPU, a tenth of its time: {slot: example}, without the rejected ones."""
-    count = numpy.arange(seen, seen + len(numbers))
-    slots = numpy.where(count < capacity, count, numbers % (count + 1))
-    taken = numpy.flatnonzero(slots < capacity)
-    return dict(zip(slots[taken].tolist(), taken.tolist(), strict=True))  # the later of two wins
+def host_reservoir_slots(numbers: list[int], seen: int, capacity: int) -> dict[int, int]:
+    """``reservoir_slots`` for a buffer on the CPU, in a fraction of its time: {slot: example}, less the rejected."""
+    taken: dict[int, int] = {}
+    for example, number in enumerate(numbers):
+        count = seen + example
+        slot = count if count < capacity else number % (count + 1)
+        if slot < capacity:
+            taken[slot] = example
+    return taken
 
 
 def balanced_slots(labels: Tensor, keys: Tensor, new_labels: Tensor, new_keys: Tensor, unused: Tensor) -> Tensor:
@@ -200,13 +202,13 @@ class Buffer:
     @torch.no_grad()
     def add(self, batch: Mapping[str, Tensor]) -> None:
         """Offer a batch of examples."""
+        self.check(batch)
         self.write(batch)
         self.advance(len(next(iter(batch.values()))))
 
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor]) -> None:
-        """The part of ``add`` that is done on the device, and can be captured; ``advance`` is the host's."""
-        self.check(batch)
+        """The part of ``add`` that is done on the device, and can be captured; ``check`` and ``advance`` are not."""
         self._open(batch)
         size = len(next(iter(batch.values())))
         numbers = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
@@ -216,7 +218,7 @@ class Buffer:
             slots = balanced_slots(self._rows["y"][:-1], self._keys[:-1], labels, numbers, unused)
             self._keys.index_copy_(0, slots, numbers)
         elif self._counter is None:
-            taken = host_reservoir_slots(numbers.numpy(), self.seen, self.capacity)
+            taken = host_reservoir_slots(numbers.tolist(), self.seen, self.capacity)
             if not taken:
                 return
             slots = torch.tensor(list(taken.keys()))

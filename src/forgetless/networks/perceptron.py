@@ -40,7 +40,8 @@ class MLP(nn.Module):
 
     def quick(self, x: Tensor) -> Tensor:
         """``forward`` as one node of the graph, the same bits; without second derivatives and hooks of layers."""
-        logits: Tensor = _Layers.apply(x.flatten(1), *self.parameters())  # type: ignore[no-untyped-call]
+        parameters = [tensor for layer in self.children() for tensor in layer._parameters.values()]
+        logits: Tensor = _Layers.apply(x.flatten(1), *parameters)  # type: ignore[no-untyped-call]
         return logits
 
 
@@ -49,7 +50,7 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        inputs = []
+        inputs: list[Tensor] = []
         for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
             inputs.append(x if not inputs else x.relu_())
             x = torch.addmm(bias, inputs[-1], weight.t())
