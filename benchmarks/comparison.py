@@ -2,7 +2,7 @@
 
     python benchmarks/comparison.py twelve --out FILE     # six k-FPF, two ER, two DER++, two SGD + FPF, in one process
     python benchmarks/comparison.py packs --out FILE      # eight k-FPF, then eight ER, then eight DER++
-    python benchmarks/comparison.py tf32 --out FILE       # five k-FPF and five ER in tf32, beside those packs in bf16
+    python benchmarks/comparison.py precision --out FILE  # five k-FPF and five ER in bf16, and as many in tf32
 
 Seconds are of everything from the first run's start to the last one's end, evaluation, capture and compilation of
 kernels included; reading the data set is not. Written as it goes: a part that is in FILE already is not done again.
@@ -85,7 +85,7 @@ def summary(name: str, made: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["twelve", "packs", "tf32"])
+    parser.add_argument("what", choices=["twelve", "packs", "precision"])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--stream", default="seq-cifar10")
     parser.add_argument("--epochs", type=int, default=5)
@@ -102,7 +102,9 @@ def main() -> None:
             parts[f"pack {way}"] = [settings(way, seed, arguments, bf16) for seed in range(arguments.lanes)]
     else:
         ways = ("k-fpf-ce", "er")
-        parts["tf32"] = [settings(way, seed, arguments, "tf32") for way in ways for seed in range(arguments.seeds)]
+        for precision in ("bf16", "tf32"):
+            runs = [settings(way, seed, arguments, precision) for way in ways for seed in range(arguments.seeds)]
+            parts[f"{precision}, {arguments.epochs} epochs"] = runs
     results: dict[str, Any] = {}
     if arguments.out and arguments.out.exists():
         results = json.loads(arguments.out.read_text())["parts"]

@@ -15,7 +15,7 @@ SOURCE = Path(forgetless.__file__).parent
 LAYERS = [
     {"catalogue", "dynamics", "flops", "scores"},
     {"stream", "datasets", "streams", "augment", "augment_cuda", "networks", "grouping"},
-    {"engine", "feed", "buffer", "tracker", "learner"},
+    {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
     {"evaluation", "training", "lanes", "contract"},
     {"presets", "config", "record", "report", "build"},

@@ -224,6 +224,10 @@ class Buffer:
             slots = torch.tensor(list(taken.keys()))
             rows = torch.tensor(list(taken.values()))
             batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
+        elif numbers.is_cuda and size <= 256:
+            from forgetless import buffer_cuda  # needs Triton, which comes with torch for CUDA
+
+            slots = buffer_cuda.reservoir_slots(numbers, self._counter, self.capacity)
         else:
             slots = reservoir_slots(numbers, self._counter, self.capacity)
             self._counter.add_(size)
