@@ -112,12 +112,11 @@ def main() -> None:
     for name, runs in parts.items():
         if name in results:
             continue
-        results[name] = pack(runs, stream, arguments.lanes)
+        results[name] = pack(runs, stream, arguments.lanes) | provenance(arguments.device)
         print(summary(name, results[name]), flush=True)
         if arguments.out:
             arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"parts": results, **provenance(arguments.device)}, indent=1)
-            arguments.out.write_text(text + "\n")
+            arguments.out.write_text(json.dumps({"parts": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

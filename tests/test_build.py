@@ -69,3 +69,16 @@ def test_own_streams_methods_and_networks_by_path(tmp_path, monkeypatch):
 def test_what_is_no_method_is_refused():
     with pytest.raises(ValueError, match="is not a subclass of forgetless.methods.Method"):
         build.build_method(resolve("seq-digits", "json:dumps", {})[0])
+
+
+def test_runs_in_lanes_leave_the_records_of_single_runs_and_are_not_done_again(tmp_path):
+    settings = [resolve("seq-digits", method, {**QUICK, "seed": seed})[0] for method in ("er", "sgd") for seed in (0, 1)]
+    found = {made.id: made.to_dict() for made in build.run_lanes(settings, lanes=2, out=tmp_path)}
+    assert set(found) == {one.id for one in settings}
+    for one in settings:
+        alone, there = build.run(one).to_dict(), record.read(record.path(tmp_path, one)).to_dict()
+        for values in (alone, there, found[one.id]):
+            del values["seconds"]
+        assert alone == there == found[one.id]
+    again = list(build.run_lanes(settings, lanes=2, out=tmp_path))
+    assert {made.id for made in again} == set(found)

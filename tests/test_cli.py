@@ -80,6 +80,8 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "seq-digits", "er", "--fpf", "--k-fpf"], "error: --fpf and --k-fpf exclude each other"),
         (["run", "seq-digits", "er", "--order", "1,a"], "error: order is '1,a'; it must be a seed"),
         (["run", "seq-digits", "er", "--order", "1,2"], "error: order is [1, 2]; it must name each of the classes"),
+        (["run", "seq-digits", "er", "--precision", "fp8"], "error: precision is 'fp8'; it must be one of fp32"),
+        (["run", "seq-digits", "er", "--device", "cuda:99"], "GPUs here; use cpu"),
         (["run", "seq-digits", "er", "--epochs", "two"], "error: Invalid value for '--epochs'"),
         (["run", "rot-mnist", "icarl"], "is missing: run `forgetless data get mnist`"),
         (["run", "seq-mnist", "er"], "is missing: run `forgetless data get mnist`, or set FORGETLESS_DATA"),

@@ -49,9 +49,21 @@ def test_labels_are_what_people_call_the_runs():
     assert label("der", repair="k-fpf", groups="all") == "k-fpf-all-ce+der"
 
 
+def test_precision_is_bf16_on_a_gpu_unless_given_and_fp32_leaves_older_ids_as_they_were():
+    assert resolve("seq-digits", "er", {})[0].precision == "fp32"
+    assert "precision" not in resolve("seq-digits", "er", {})[0].to_dict()
+    settings, sources = resolve("seq-digits", "er", {"device": "cuda"})
+    assert (settings.precision, sources["precision"]) == ("bf16", "default on a GPU")
+    assert Settings.from_dict(settings.to_dict()) == settings
+    assert resolve("seq-digits", "er", {"device": "cuda:1", "precision": "tf32"})[0].precision == "tf32"
+    ids = {resolve("seq-digits", "er", {"device": "cuda", "precision": p})[0].id for p in ("fp32", "tf32", "bf16")}
+    assert len(ids) == 3
+
+
 @pytest.mark.parametrize(
     ("stream", "method", "given", "match"),
     [
+        ("seq-digits", "er", {"precision": "fp8"}, "precision is 'fp8'; it must be one of fp32, tf32, bf16"),
         ("seq-cifer10", "er", {}, "no stream named 'seq-cifer10'; did you mean 'seq-cifar10'"),
         ("seq-digits", "err", {}, "no method named 'err'; did you mean 'er'"),
         ("seq-digits", "er", {"network": "resnet81"}, "no network named 'resnet81'; did you mean 'resnet18'"),

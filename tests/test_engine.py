@@ -98,6 +98,14 @@ def test_a_precision_the_device_has_not_is_refused(precision, match):
         train(small_stream(), SGD(), networks.mlp(6, inputs=4), precision=precision)
 
 
+@pytest.mark.parametrize(
+    ("device", "match"), [("gpu", "device is 'gpu'; it must be cpu, cuda"), ("cuda:99", "but torch sees . GPUs here")]
+)
+def test_a_device_that_is_not_there_is_refused(device, match):
+    with pytest.raises(ValueError, match=match):
+        train(small_stream(), SGD(), networks.mlp(6, inputs=4), device=device)
+
+
 def test_bf16_without_instructions_is_refused(monkeypatch):
     monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
     with pytest.raises(ValueError, match="this CPU has no instructions for it; use fp32"):

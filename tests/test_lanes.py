@@ -2,11 +2,12 @@ import pytest
 import torch
 
 from forgetless import Finetune, networks, train
+from forgetless import lanes as module
 from forgetless.lanes import interleave
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
-from forgetless.training import Ended, with_seed
+from forgetless.training import Ended, Stepped, with_seed
 from test_engine import image_stream
 
 STREAM = image_stream()
@@ -61,3 +62,36 @@ def test_runs_start_as_lanes_become_free():
 def test_no_lanes_are_refused():
     with pytest.raises(ValueError, match="lanes is 0; it must be 1 or more"):
         list(interleave([], 0))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "gigabytes", "expected"),
+    [
+        ({1: 10, 2: 18, 4: 25, 8: 25.5, 16: 99}, 1, 4),  # eight are not 5 % faster than four
+        ({1: 10, 2: 9, 4: 99, 8: 99, 16: 99}, 1, 1),
+        ({1: 10, 2: 20, 4: 40, 8: 80, 16: 160}, 1, 16),
+        ({1: 10, 2: 20, 4: 40, 8: 80, 16: 160}, 12, 4),  # at four lanes half of the memory is in use
+    ],
+)
+def test_the_number_of_lanes_is_found_by_speed_and_memory(monkeypatch, speeds, gigabytes, expected):
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    width = module._Width(None)
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda: (100 - gigabytes * width.now, 100))
+    started = 0
+    for _ in range(200):
+        while started < width.now:
+            width.started(started, on_gpu=True)
+            started += 1
+        for number in range(started):
+            clock[0] += 1 / speeds[width.now] / 2
+            width.saw(number, Stepped(step=60, task=1, epoch=1))
+    assert width.now == expected
+
+
+def test_elsewhere_one_run_comes_after_the_other():
+    width = module._Width(None)
+    width.started(0, on_gpu=False)
+    for _ in range(1000):
+        width.saw(0, Stepped(step=60, task=1, epoch=1))
+    assert width.now == 1

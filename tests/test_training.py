@@ -23,7 +23,7 @@ def network(seed=0):
 
 def run(method=None, stream=STREAM, model=None, **settings):
     values = {"epochs": 2, "batch": 6, "lr": 0.2, "replay": 6, "buffer": 36, **settings}
-    events = list(train(stream, method or SGD(), model or network(), **values))
+    events = list(train(stream, method or SGD(), network() if model is None else model, **values))
     assert isinstance(events[-1], Ended)
     return events, events[-1].result
 
@@ -235,3 +235,11 @@ def test_on_seq_mnist_fpf_chooses_the_last_layer_and_k_fpf_the_last_two(seed):
     often = chosen(Finetune.k_fpf(500, steps=5))
     assert often.chosen == ("fc2", "fc3")
     assert round(100 * often.share, 2) == 12.40
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_trains_as_itself():
+    _, plain = run(ER(), finetune=FINETUNE)
+    _, compiled = run(ER(), model=torch.compile(network(), backend="eager"), finetune=FINETUNE)
+    assert compiled.accuracy_matrix == plain.accuracy_matrix
+    assert compiled.profile.chosen == plain.profile.chosen

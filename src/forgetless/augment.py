@@ -28,7 +28,8 @@ def flip(x: Tensor, turn: Tensor) -> Tensor:
 class Preparation:
     """How one stream's images become inputs: ``plain`` to test, ``augmented`` to train."""
 
-    def __init__(self, stream: Stream, device: torch.device) -> None:
+    def __init__(self, stream: Stream, device: torch.device, *, channels_last: bool = False) -> None:
+        self._channels_last = channels_last
         self._pad, self._flip = stream.pad, stream.flip
         self._mean = torch.tensor(stream.mean, device=device).reshape(-1, 1, 1) if stream.mean else None
         self._std = torch.tensor(stream.std, device=device).reshape(-1, 1, 1) if stream.std else None
@@ -37,7 +38,7 @@ class Preparation:
         x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
         if self._mean is not None and self._std is not None:
             x = (x - self._mean) / self._std
-        return x.contiguous(memory_format=torch.channels_last) if x.is_cuda and x.ndim == 4 else x
+        return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.ndim == 4 else x
 
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
         offset = turn = None

@@ -234,10 +234,11 @@ def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: boo
 
 
 def _set_threads(settings: Settings) -> None:
-    """The MLP's batches are too small to share between threads, unless the user says otherwise."""
+    """The MLP's small batches are no faster with several threads (docs/speed.md), unless the user says otherwise."""
     import torch
 
-    if settings.network == "mlp" and settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    small = settings.network == "mlp" and settings.batch + settings.replay <= 64
+    if small and settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
 
 

@@ -37,7 +37,7 @@ def interleave(starts: Iterable[Callable[[], Run]], lanes: int | None = None) ->
                 more = False
                 break
             active[number] = start()
-            width.started(active[number])
+            width.started(number, on_gpu=active[number].engine.cuda)
         turned = False
         for number, run in list(active.items()):
             if not run.engine.ready():
@@ -47,6 +47,7 @@ def interleave(starts: Iterable[Callable[[], Run]], lanes: int | None = None) ->
             width.saw(number, event)
             if isinstance(event, Ended):
                 del active[number]
+                width.ended(number)
             yield number, event
         if not turned:
             time.sleep(2e-5)
@@ -58,39 +59,43 @@ class _Width:
     def __init__(self, given: int | None) -> None:
         self.now = given or 1
         self._open = given is None
-        self._best = 0.0  # steps a second
+        self._best = 0.0  # events of progress a second, of all runs together
         self._since: float | None = None
-        self._steps = 0
-        self._unsettled = 0
+        self._events = 0
+        self._unsettled: set[int] = set()
 
-    def started(self, run: Run) -> None:
-        self._open = self._open and run.engine.cuda
+    def started(self, number: int, *, on_gpu: bool) -> None:
+        self._open = self._open and on_gpu
         self._since = None
-        self._unsettled += 1
+        self._unsettled.add(number)
+
+    def ended(self, number: int) -> None:
+        self._since = None
+        self._unsettled.discard(number)
 
     def saw(self, number: int, event: Event) -> None:
-        """Count steps; after a while with this many lanes, take more, or go back to as many as were faster."""
+        """Count; after a while with this many lanes take twice as many, or go back to as many as were faster."""
         if not self._open or not isinstance(event, Stepped):
             return
-        if event.step == SETTLED:
-            self._unsettled -= 1
-        if self._unsettled > 0:
+        if event.step >= SETTLED:
+            self._unsettled.discard(number)
+        if self._unsettled:
             return
         now = time.perf_counter()
         if self._since is None:
-            self._since, self._steps = now, 0
+            self._since, self._events = now, 0
             return
-        self._steps += 1
+        self._events += 1
         if now - self._since < WINDOW:
             return
-        speed = self._steps / (now - self._since)
+        speed = self._events / (now - self._since)
         if speed < GAIN * self._best:
-            self.now = max(1, self.now // 2)
+            self.now //= 2
             self._open = False
             return
         self._best, self._since = speed, None
         free, total = torch.cuda.mem_get_info()
-        if 2 * self.now > MOST or free < 1.5 * (total - free):  # twice the lanes take twice the memory, or less
+        if 2 * self.now > MOST or free < 1.2 * (total - free):  # twice the lanes take at most twice the memory
             self._open = False
             return
         self.now *= 2

@@ -69,7 +69,7 @@ class Learner:
         self.finetuned = False  # whether the output layer was finetuned, after which it is what predicts
         self.parameters: list[Tensor] = []
         self._buffer = buffer
-        self._prepare = Preparation(stream, engine.device)
+        self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
         self._costs: dict[object, int] = {}
         self._separable = not any(isinstance(module, _BatchNorm) for module in network.modules())
         self._takes_passes = "passes" in inspect.signature(network.forward).parameters

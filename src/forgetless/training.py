@@ -25,6 +25,7 @@ from forgetless.evaluation import evaluate
 from forgetless.feed import Feed
 from forgetless.finetuning import Finetune
 from forgetless.flops import training_flops
+from forgetless.grouping import unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
 from forgetless.profile import Profile
@@ -232,7 +233,7 @@ def _train(
     seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0}
     device = engine.device
     network.to(device).train()
-    if engine.cuda:
+    if engine.channels_last:
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     stream = stream.to(device, images=fits(stream, device) if resident is None else resident)
     memory = method.memory if method.memory != "none" or settings is None else "reservoir"
@@ -249,7 +250,7 @@ def _train(
         seed=seed,
     )  # fmt: skip
     order = engine.generator(seed + 2)
-    repair = Repair(network, learner, settings, engine.generator(seed + 3))
+    repair = Repair(unwrap(network), learner, settings, engine.generator(seed + 3))
     frozen = repair.selection.names(_known(freeze, repair.selection))
     tasks = stream.joint().tasks[:1] if method.joint else stream.tasks
     steps = sum(math.ceil(len(task.train) / batch) for task in tasks) * epochs
@@ -324,7 +325,7 @@ def _train(
         engine.forget("train")
         method.end_task(learner, task, number)
         if number == 0 and frozen:
-            _freeze(network, frozen)
+            _freeze(unwrap(network), frozen)
             learner.take_parameters()
         if number < len(tasks) - 1:
             repair.tracker.boundary()
