@@ -1,6 +1,6 @@
 import pytest
 
-from forgetless import build, record
+from forgetless import NonFiniteError, build, record
 from forgetless.config import resolve
 
 QUICK = {"epochs": 1, "batch": 50, "replay": 50}
@@ -72,8 +72,9 @@ def test_what_is_no_method_is_refused():
 
 
 def test_runs_in_lanes_leave_the_records_of_single_runs_and_are_not_done_again(tmp_path):
-    settings = [resolve("seq-digits", method, {**QUICK, "seed": seed})[0] for method in ("er", "sgd") for seed in (0, 1)]
-    found = {made.id: made.to_dict() for made in build.run_lanes(settings, lanes=2, out=tmp_path)}
+    ways = [(method, seed) for method in ("er", "sgd") for seed in (0, 1)]
+    settings = [resolve("seq-digits", method, {**QUICK, "seed": seed})[0] for method, seed in ways]
+    found = {made.id: made.to_dict() for _, made in build.run_lanes(settings, lanes=2, out=tmp_path)}
     assert set(found) == {one.id for one in settings}
     for one in settings:
         alone, there = build.run(one).to_dict(), record.read(record.path(tmp_path, one)).to_dict()
@@ -81,4 +82,13 @@ def test_runs_in_lanes_leave_the_records_of_single_runs_and_are_not_done_again(t
             del values["seconds"]
         assert alone == there == found[one.id]
     again = list(build.run_lanes(settings, lanes=2, out=tmp_path))
-    assert {made.id for made in again} == set(found)
+    assert {made.id for _, made in again} == set(found)
+
+
+def test_a_run_that_fails_in_lanes_gives_its_error_and_stops_no_other():
+    ways = [{**QUICK, "lr": 1e20}, {**QUICK, "seed": 1}, QUICK, {**QUICK, "buffer": 3}]
+    settings = [resolve("seq-digits", "er", given)[0] for given in ways]
+    found = {one.id: made for one, made in build.run_lanes(settings, lanes=2)}
+    assert isinstance(found[settings[0].id], NonFiniteError)
+    assert "buffer is 3" in str(found[settings[3].id])
+    assert found[settings[2].id].accuracy > 15

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import forgetless
 from forgetless.config import resolve
+from forgetless.sweep import plan, tomllib
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -36,7 +37,12 @@ def test_the_commands_of_the_readme_are_understood(tmp_path, monkeypatch):
             assert all(option in helped for option in options), line
             resolve(words[1], words[2], {})
         else:
-            assert words[0] in ("demo", "list", "data")
+            assert words[0] in ("demo", "list", "data", "sweep")
+
+
+def test_the_plan_of_the_readme_is_one():
+    (text,) = re.findall(r"```toml\n(.*?)```", README, re.S)
+    assert len(plan(tomllib.loads(text))) == 3 * 2 * (4 + 2)
 
 
 def test_the_loop_of_the_readme_runs(capsys):

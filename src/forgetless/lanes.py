@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 
 import torch
 
@@ -19,10 +20,20 @@ WINDOW = 1.5  # seconds over which a number of lanes is judged
 SETTLED = 60  # steps after which a new run's graphs are captured
 
 
-def interleave(starts: Iterable[Callable[[], Run]], lanes: int | None = None) -> Generator[tuple[int, Event]]:
+@dataclass(frozen=True)
+class Failed:
+    """A run ended with an error; the others go on."""
+
+    error: Exception
+
+
+def interleave(
+    starts: Iterable[Callable[[], Run]], lanes: int | None = None, *, isolate: bool = False
+) -> Generator[tuple[int, Event | Failed]]:
     """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
 
     ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
+    ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
     """
     if lanes is not None and lanes < 1:
         raise ValueError(f"lanes is {lanes}; it must be 1 or more")
@@ -36,16 +47,28 @@ def interleave(starts: Iterable[Callable[[], Run]], lanes: int | None = None) ->
             if number is None or start is None:
                 more = False
                 break
-            active[number] = start()
+            try:
+                active[number] = start()
+            except Exception as error:
+                if not isolate:
+                    raise
+                yield number, Failed(error)
+                continue
             width.started(number, on_gpu=active[number].engine.cuda)
         turned = False
         for number, run in list(active.items()):
             if not run.engine.ready():
                 continue
             turned = True
-            event = next(run)
+            event: Event | Failed
+            try:
+                event = next(run)
+            except Exception as error:
+                if not isolate:
+                    raise
+                event = Failed(error)
             width.saw(number, event)
-            if isinstance(event, Ended):
+            if isinstance(event, Ended | Failed):
                 del active[number]
                 width.ended(number)
             yield number, event
@@ -73,7 +96,7 @@ class _Width:
         self._since = None
         self._unsettled.discard(number)
 
-    def saw(self, number: int, event: Event) -> None:
+    def saw(self, number: int, event: Event | Failed) -> None:
         """Count; after a while with this many lanes take twice as many, or go back to as many as were faster."""
         if not self._open or not isinstance(event, Stepped):
             return

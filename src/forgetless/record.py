@@ -55,12 +55,16 @@ def path(out: Path, settings: Settings) -> Path:
 
 
 def write(record: Record, file: Path) -> None:
+    write_json(record.to_dict(), file)
+
+
+def write_json(values: dict[str, Any], file: Path) -> None:
     """Into a temporary file beside it, then into place."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".partial")
     try:
         with os.fdopen(handle, "w") as stream:
-            json.dump(record.to_dict(), stream, indent=1)
+            json.dump(values, stream, indent=1)
             stream.write("\n")
             stream.flush()
             os.fsync(stream.fileno())

@@ -1,0 +1,155 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from forgetless import build, record
+from forgetless.sweep import Done, Failed, error_path, plan, read_plan, sweep
+
+QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}
+
+
+def test_lists_are_a_product_and_blocks_take_what_is_above_them():
+    found = plan(
+        {
+            "stream": "seq-digits",
+            "seeds": 2,
+            "runs": [
+                {"method": ["er", "derpp"], "repair": ["none", "fpf"]},
+                {"method": "sgd", "repair": "k-fpf", "every": [50, 100], "seed": 7},
+            ],
+        }
+    )
+    labels = [(one.settings.label, one.settings.seed, one.settings.every) for one in found]
+    assert labels == [
+        *((label, seed, None) for seed in (0, 1) for label in ("er", "fpf+er", "derpp", "fpf+derpp")),
+        ("k-fpf-ce", 7, 50),
+        ("k-fpf-ce", 7, 100),
+    ]
+
+
+def test_a_run_named_twice_is_done_once():
+    assert len(plan({"stream": "seq-digits", "method": ["er", "er"], "seed": [0, 0]})) == 1
+
+
+def test_groups_are_a_value_and_a_list_of_lists_is_a_range():
+    one = plan({"stream": "seq-digits", "method": "er", "repair": "fpf", "groups": ["fc2", "fc3"]})
+    assert [p.settings.groups for p in one] == [("fc2", "fc3")]
+    two = plan({"stream": "seq-digits", "method": "er", "repair": "fpf", "groups": [["fc2", "fc3"], "all"]})
+    assert [p.settings.groups for p in two] == [("fc2", "fc3"), "all"]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("stream = [", "is not TOML"),
+        ('stream = "seq-digits"', "method is missing: every run needs one"),
+        ('stream = "seq-digit"\nmethod = "er"', "no stream named 'seq-digit'; did you mean 'seq-digits'"),
+        ('stream = "seq-digits"\nmethod = "er"\nseeds = 0', "seeds is 0; it must be a whole number of 1 or more"),
+        ('stream = "seq-digits"\nmethod = "er"\nlr = []', "lr is an empty list; it must have one value or more"),
+        ('stream = "seq-digits"\nmethod = "er"\nruns = 3', "runs must be blocks, each headed"),
+        ('stream = "seq-digits"\nmethod = "er"\nkd = 0.5', "kd is a setting of FPF"),
+    ],
+)
+def test_a_bad_plan_is_refused_with_the_files_name(text, match, tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=match) as error:
+        read_plan(file)
+    assert "plan.toml" in str(error.value)
+
+
+def test_a_plan_that_is_not_there():
+    with pytest.raises(ValueError, match="there is no file"):
+        read_plan(build.Path("nowhere.toml"))
+
+
+def test_what_has_a_record_is_not_done_again_what_fails_is_written_down_and_the_rest_is_as_alone(tmp_path):
+    runs = plan(QUICK | {"method": "er", "seeds": 2}) + plan(QUICK | {"method": "er", "lr": 1e20})
+    notes = {note.settings.id: note for note in sweep(runs, tmp_path, workers=2)}
+    good, bad = runs[:2], runs[2]
+    for one in good:
+        assert notes[one.settings.id] == Done(one.settings, again=False)
+        made, alone = (
+            record.read(record.path(tmp_path, one.settings)).to_dict(),
+            build.run(one.settings, one.sources).to_dict(),
+        )
+        for values in (made, alone):
+            del values["seconds"]
+        assert made == alone
+    failure = notes[bad.settings.id]
+    assert isinstance(failure, Failed)
+    assert "NonFiniteError: the loss became" in failure.error
+    written = json.loads(error_path(tmp_path, bad.settings).read_text())
+    assert written["settings"]["lr"] == 1e20
+    assert "Traceback" in written["trace"]
+    again = list(sweep(runs, tmp_path, workers=2))
+    assert all(note.again for note in again)
+    assert [type(note) for note in again] == [Done, Done, Failed]
+
+
+def test_bad_numbers_of_workers_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="workers is 0; it must be 1 or more"):
+        list(sweep([], tmp_path, workers=0))
+
+
+def test_a_killed_worker_is_written_down_and_the_others_go_on(tmp_path):
+    """Its method ends its own process, as the kernel does with one that has no memory left."""
+    module = tmp_path / "deadly.py"
+    module.write_text(
+        "import os, signal\n"
+        "from forgetless.methods.er import ER\n"
+        "class Deadly(ER):\n"
+        "    def step(self, learner, batch):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom forgetless.sweep import read_plan, sweep\n"
+        "if __name__ == '__main__':\n"
+        "    for note in sweep(read_plan(Path(sys.argv[1])), Path(sys.argv[2]), workers=1):\n"
+        "        print(type(note).__name__, getattr(note, 'error', ''))\n"
+    )
+    (tmp_path / "main.py").write_text(code)
+    shared = [f"{name} = {json.dumps(value)}" for name, value in QUICK.items()]
+    blocks = ["[[runs]]", 'method = "deadly:Deadly"', "[[runs]]", 'method = "er"', "seeds = 2"]
+    (tmp_path / "plan.toml").write_text("\n".join([*shared, *blocks]))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "main.py", tmp_path / "plan.toml", tmp_path / "out"],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[0] == "Failed its process ended with exit code -9"
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["Failed", "Done", "Done"]
+
+
+def test_killed_at_any_moment_and_started_again_it_ends_with_the_same_records(tmp_path):
+    lines = [f"{name} = {json.dumps(value)}" for name, value in QUICK.items()] + ['method = ["er", "sgd"]', "seeds = 3"]
+    (tmp_path / "plan.toml").write_text("\n".join(lines))
+    call = [
+        sys.executable,
+        "-c",
+        "from forgetless.cli import main; main()",
+        "sweep",
+        "plan.toml",
+        "--out",
+        "out",
+        "--workers",
+        "2",
+    ]
+    for seconds in (3.0, 5.0):
+        process = subprocess.Popen(
+            call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    ended = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "0 failed" in ended.stdout
+    runs = read_plan(tmp_path / "plan.toml")
+    for one in runs:
+        made = record.read(record.path(tmp_path / "out", one.settings))
+        assert made.accuracy == build.run(one.settings).accuracy
