@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -180,6 +181,63 @@ def sweep(
     screen.print(", ".join(f"{count} {what}" for what, count in counts.items()) + f"; records: {out}")
     if failures:
         raise typer.Exit(1)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def search(
+    context: typer.Context,
+    stream: Annotated[str, typer.Argument(help="A name of `forgetless list`, or package.module:object.")],
+    method: Annotated[str, typer.Argument(help="Likewise.")],
+    grid: Annotated[Path | None, typer.Option(help="TOML: lists of values by setting; default: the paper's.")] = None,
+    fpf: Annotated[bool, typer.Option("--fpf", help="Finetune the sensitive groups once, at the end.")] = False,
+    k_fpf: Annotated[bool, typer.Option("--k-fpf", help="Also finetune them every so many steps.")] = False,
+    distill: Annotated[bool, typer.Option("--distill", help="With the paper's grid: search λ of KD too.")] = False,
+    seeds: Annotated[int, typer.Option(help="Of the runs of the chosen point, on all training images.")] = 5,
+    search_seeds: Annotated[int, typer.Option(help="Of each point, on validation.")] = 1,
+    halving: Annotated[bool, typer.Option("--halving", help="Further search seeds for the better half only.")] = False,
+    out: Out = Path("runs"),
+    workers: Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")] = None,
+) -> None:
+    """Every point of a grid on validation, then the best on all data over seeds. Settings: as options, --buffer 200."""
+    from forgetless import search as searching
+    from forgetless.sweep import Failed
+
+    if fpf and k_fpf:
+        raise ValueError("--fpf and --k-fpf exclude each other: k-FPF ends with a finetuning too")
+    repair = "fpf" if fpf else "k-fpf" if k_fpf else "none"
+    catalogue.check_name("stream", stream)
+    catalogue.check_name("method", method)
+    space = searching.read_grid(grid) if grid else searching.paper_grid(stream, repair, distill=distill)
+    given = _own(context.args) | ({"repair": repair} if repair != "none" else {})
+    points = math.prod(map(len, space.values()))
+    with _bar() as progress:
+        total = sum(searching.rungs(points, search_seeds, halving=halving)) + seeds
+        bar = progress.add_task(f"{points} points", total=total)
+        notes_ = searching.search(
+            stream, method, given, space, out, seeds=seeds, search_seeds=search_seeds, halving=halving,
+            workers=workers, lanes=lanes,
+        )  # fmt: skip
+        for note in notes_:
+            if isinstance(note, Failed):
+                shown = f"failed: {note.settings.label} ({note.settings.id}): {note.error}"
+                notes.print(shown, highlight=False, markup=False, soft_wrap=True)
+            progress.advance(bar)
+    assert isinstance(note, searching.Found)
+    ranked = sorted(note.points, key=lambda one: -(sum(one[1]) / len(one[1]) if one[1] else 0))
+    table = Table(*space, "validation", box=None, padding=(0, 2))
+    for point, accuracies in ranked[:10]:
+        table.add_row(*map(str, point.values()), f"{sum(accuracies) / len(accuracies):.2f}" if accuracies else "failed")
+    screen.print(table)
+    if len(ranked) > 10:
+        screen.print(f"… and {len(ranked) - 10} points more")
+    settings = ", ".join(f"{name} {value}" for name, value in note.chosen.items())
+    screen.print(
+        f"chosen: {settings}; on the test set {note.mean:.2f} ± {note.spread:.2f} % over {len(note.ids)} seeds"
+    )
+    if halving:
+        screen.print(f"halving saved {note.saved} runs")
+    screen.print(f"all of it: {searching.path(out, note)}")
 
 
 @data.command("list")

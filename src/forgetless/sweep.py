@@ -68,16 +68,21 @@ class Failed:
 
 def read_plan(file: Path) -> list[Planned]:
     """The runs of a sweep, each once; an error names the file and the setting."""
-    try:
-        values = tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {file}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from None
+    values = read_toml(file)
     try:
         return plan(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from None
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+    return values
 
 
 def plan(values: Mapping[str, Any]) -> list[Planned]:

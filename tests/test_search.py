@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from forgetless import record
+from forgetless.config import resolve
+from forgetless.search import Found, check_grid, paper_grid, path, rungs, search
+from forgetless.sweep import Done, Failed
+
+SHARED = {"epochs": 1, "batch": 50, "replay": 50}
+
+
+def test_the_grids_of_the_paper():
+    assert paper_grid("seq-cifar10", "k-fpf", distill=False) == {
+        "lr": (0.05, 0.03, 0.01),
+        "ft_lr": (0.075, 0.05, 0.03, 0.01),
+    }
+    assert paper_grid("seq-cifar10", "k-fpf", distill=True)["kd"] == (0.5, 0.2, 0.1)
+    with pytest.raises(ValueError, match="the paper has no grid for this .*: give one in a TOML file, --grid FILE"):
+        paper_grid("seq-cifar10", "none", distill=False)
+
+
+def test_halving_gives_further_seeds_to_the_better_half_only():
+    assert rungs(12, 3, halving=True) == [12, 6, 3]
+    assert rungs(12, 3, halving=False) == [12, 12, 12]
+    assert rungs(3, 4, halving=True) == [3, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("grid", "match"),
+    [
+        ({}, "the grid is empty"),
+        ({"lr": 0.1}, "the grid has lr = 0.1; it must be a list of one value or more"),
+        ({"lr": []}, r"the grid has lr = \[\]"),
+        ({"seed": [1, 2]}, "the grid has seed, which the search sets itself"),
+    ],
+)
+def test_a_bad_grid_is_refused(grid, match):
+    with pytest.raises(ValueError, match=match):
+        check_grid(grid)
+
+
+def test_the_best_on_validation_is_retrained_on_all_data_and_everything_is_kept(tmp_path):
+    grid = {"lr": (0.001, 0.1, 1e20)}
+    notes = list(search("seq-digits", "er", SHARED, grid, tmp_path, seeds=2, search_seeds=2, halving=True, workers=1))
+    found = notes[-1]
+    assert isinstance(found, Found)
+    by_rate = {point["lr"]: accuracies for point, accuracies in found.points}
+    assert found.chosen == {"lr": 0.1}  # the slow one learns little, the fast one diverges
+    assert by_rate[0.1][0] > by_rate[0.001][0]
+    assert (len(by_rate[0.1]), len(by_rate[0.001]), len(by_rate[1e20])) == (2, 1, 0)
+    assert found.saved == 2
+    assert [type(note) for note in notes].count(Failed) == 1
+    validated = resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "validation": True, "seed": 1})[0]
+    assert by_rate[0.1][1] == record.read(record.path(tmp_path, validated)).accuracy
+    final = [
+        resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": seed, "validation": False})[0] for seed in (0, 1)
+    ]
+    assert found.ids == [one.id for one in final]
+    assert found.accuracies == [record.read(record.path(tmp_path, one)).accuracy for one in final]
+    assert found.mean == pytest.approx(sum(found.accuracies) / 2)
+    written = json.loads(path(tmp_path, found).read_text())
+    assert written["chosen"] == {"lr": 0.1}
+    assert written["points"][1] == {"point": {"lr": 0.1}, "validation": by_rate[0.1]}
+    again = list(search("seq-digits", "er", SHARED, grid, tmp_path, seeds=2, search_seeds=2, halving=True, workers=1))
+    assert all(note.again for note in again if isinstance(note, Done | Failed))
+    assert again[-1] == found
+
+
+def test_a_grid_that_fails_as_a_whole_says_so(tmp_path):
+    with pytest.raises(ValueError, match="every point of the grid failed"):
+        list(search("seq-digits", "er", SHARED, {"lr": (1e20,)}, tmp_path, seeds=1, workers=1))
