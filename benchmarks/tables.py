@@ -13,22 +13,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from forgetless import record
+from forgetless import record, targets
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-
-# The paper's table of other networks, MLP column: Seq-MNIST, buffer 500, one epoch (mean, standard deviation).
-PAPER_MLP = {
-    "joint": (95.58, 0.33), "sgd": (19.64, 0.07), "oewc": (20.69, 1.34), "gdumb": (90.60, 0.37),
-    "k-fpf-ce": (90.63, 0.57), "er": (86.73, 1.03), "fpf+er": (91.15, 0.16), "agem": (51.03, 4.94),
-    "fpf+agem": (89.26, 0.52), "icarl": (58.12, 1.94), "fpf+icarl": (80.83, 0.49), "fdr": (83.79, 4.15),
-    "fpf+fdr": (89.67, 0.37), "der": (91.17, 0.94), "fpf+der": (91.25, 0.89), "derpp": (91.18, 0.74),
-    "fpf+derpp": (91.22, 0.67),
-}  # fmt: skip
-
-# The DER authors' table: Rotated MNIST, buffer 500, one epoch.
-DER_AUTHORS = {"er": 88.91, "der": 92.24, "derpp": 92.77}
 
 
 def rows(folder: Path) -> dict[str, list[record.Record]]:
@@ -94,8 +82,8 @@ def page() -> str:
         "| | paper | ours | difference | GFLOPs | finetuned groups | settings |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for label, (paper, deviation) in PAPER_MLP.items():
-        found = mlp[label]
+    for label, target in targets.find("mlp-vgg", "seq-mnist", buffer=500).items():
+        paper, deviation, found = target.mean, target.std, mlp[label]
         accuracies = [made.accuracy for made in found]
         gflops = mean(sum(made.flops.values()) for made in found) / 1e9
         lines.append(
@@ -113,8 +101,8 @@ def page() -> str:
         "| | DER authors | ours | difference | settings |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for label, published in DER_AUTHORS.items():
-        found = rot[label]
+    for label, target in targets.find("der-authors", "rot-mnist", buffer=500).items():
+        published, found = target.mean, rot[label]
         accuracies = [made.accuracy for made in found]
         lines.append(
             f"| {label} | {published:.2f} | {mean(accuracies):.2f} ± {stdev(accuracies):.2f} | "

@@ -13,12 +13,12 @@ SOURCE = Path(forgetless.__file__).parent
 
 # A module imports only from its own layer or from those before it; see docs/architecture.md.
 LAYERS = [
-    {"catalogue", "dynamics", "flops", "scores"},
+    {"catalogue", "dynamics", "flops", "kernels", "scores"},
     {"stream", "datasets", "streams", "augment", "augment_cuda", "networks", "grouping"},
     {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
     {"evaluation", "training", "lanes", "contract"},
-    {"presets", "config", "record", "report", "build", "sweep", "search"},
+    {"presets", "config", "record", "report", "build", "sweep", "search", "targets"},
     {"cli"},
 ]
 

@@ -247,3 +247,11 @@ def test_a_column_that_is_no_tensor_of_rows_is_refused():
 
 def test_a_capacity_may_be_a_numpy_integer():
     assert Buffer(numpy.int64(5)).capacity == 5
+
+
+def test_a_state_saved_before_the_first_batch_keeps_the_random_numbers():
+    one = Buffer(5, generator=torch.Generator().manual_seed(7))
+    torch.rand(3, generator=one.generator)
+    other = Buffer(5, generator=torch.Generator())
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(torch.rand(2, generator=one.generator), torch.rand(2, generator=other.generator))

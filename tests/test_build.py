@@ -89,6 +89,7 @@ def test_a_run_that_fails_in_lanes_gives_its_error_and_stops_no_other():
     ways = [{**QUICK, "lr": 1e20}, {**QUICK, "seed": 1}, QUICK, {**QUICK, "buffer": 3}]
     settings = [resolve("seq-digits", "er", given)[0] for given in ways]
     found = {one.id: made for one, made in build.run_lanes(settings, lanes=2)}
-    assert isinstance(found[settings[0].id], NonFiniteError)
-    assert "buffer is 3" in str(found[settings[3].id])
+    assert isinstance(found[settings[0].id].error, NonFiniteError)
+    assert "Traceback" in found[settings[0].id].trace
+    assert "buffer is 3" in str(found[settings[3].id].error)
     assert found[settings[2].id].accuracy > 15

@@ -99,11 +99,11 @@ def test_a_precision_the_device_has_not_is_refused(precision, match):
 
 
 @pytest.mark.parametrize(
-    ("device", "match"), [("gpu", "device is 'gpu'; it must be cpu, cuda"), ("cuda:99", "but torch sees . GPUs here")]
+    ("name", "match"), [("gpu", "device is 'gpu'; it must be cpu, cuda"), ("cuda:99", "but torch sees . GPUs here")]
 )
-def test_a_device_that_is_not_there_is_refused(device, match):
+def test_a_device_that_is_not_there_is_refused(name, match):
     with pytest.raises(ValueError, match=match):
-        train(small_stream(), SGD(), networks.mlp(6, inputs=4), device=device)
+        train(small_stream(), SGD(), networks.mlp(6, inputs=4), device=name)
 
 
 def test_bf16_without_instructions_is_refused(monkeypatch):
@@ -135,6 +135,24 @@ def test_frozen_weights_take_no_gradients_in_bf16(device):
     learned = [p for p in network.parameters() if p.requires_grad]
     loss = Engine(device, precision="bf16").forward(network, torch.rand(8, 40, device=device)).sum()
     assert all(bool(g.abs().sum()) for g in torch.autograd.grad(loss, learned))
+
+
+def test_a_perceptron_that_was_changed_is_called_as_it_is():
+    class Scaled(networks.MLP):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    torch.manual_seed(0)
+    scaled, hooked, plain = Scaled((4, 8, 6), xavier=True), networks.mlp(6, inputs=4), networks.mlp(6, inputs=4)
+    seen = []
+    hooked.fc1.register_forward_hook(lambda *_: seen.append(1))
+    x = torch.rand(3, 4)
+    assert torch.equal(Engine().forward(scaled, x), scaled(x))
+    Engine().forward(hooked, x)
+    assert seen
+    assert plain.plain
+    assert not scaled.plain
+    assert not hooked.plain
 
 
 @on_gpu

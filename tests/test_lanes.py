@@ -77,11 +77,11 @@ def test_the_number_of_lanes_is_found_by_speed_and_memory(monkeypatch, speeds, g
     clock = [0.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
     width = module._Width(None)
-    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda: (100 - gigabytes * width.now, 100))
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (100 - gigabytes * width.now, 100))
     started = 0
     for _ in range(200):
         while started < width.now:
-            width.started(started, on_gpu=True)
+            width.started(started, torch.device("cuda"))
             started += 1
         for number in range(started):
             clock[0] += 1 / speeds[width.now] / 2
@@ -91,7 +91,7 @@ def test_the_number_of_lanes_is_found_by_speed_and_memory(monkeypatch, speeds, g
 
 def test_elsewhere_one_run_comes_after_the_other():
     width = module._Width(None)
-    width.started(0, on_gpu=False)
+    width.started(0, torch.device("cpu"))
     for _ in range(1000):
         width.saw(0, Stepped(step=60, task=1, epoch=1))
     assert width.now == 1

@@ -20,6 +20,7 @@ from forgetless.methods.joint import Joint
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
+from forgetless.training import train, with_seed
 from helpers import learner, small_stream
 
 STREAM = small_stream()
@@ -347,3 +348,13 @@ def test_cutmix_pastes_a_box_and_tells_what_is_left():
     assert mixed[0, 0].sum() == 16
     assert bool((mixed[0, 0, 2:6, 2:6] == 1).all())
     assert share == 1 - 16 / 64
+
+
+def test_oewc_with_a_group_frozen_penalises_each_parameter_by_its_own_information():
+    stream = small_stream(per_class=12)
+    network = with_seed(lambda: mlp(6, inputs=4, hidden=(8,)), 0)
+    method = OnlineEWC(penalty=1.0)
+    for _ in train(stream, method, network, epochs=1, batch=6, lr=0.1, freeze=["fc1"]):
+        pass
+    assert [tuple(p.shape) for p in method.covered] == [tuple(f.shape) for f in method.fisher] == [(6, 8), (6,)]
+    assert method.covered[0] is network.fc2.weight

@@ -139,3 +139,15 @@ def test_the_quick_perceptron_gives_the_same_bits(frozen):
     assert count(lambda: F.cross_entropy(network.quick(x), y).backward()) == count(
         lambda: F.cross_entropy(network(x), y).backward()
     )
+
+
+def test_a_replaced_norm_layer_is_called():
+    network = networks.resnet18(4, width=4)
+    network.block2[0].shortcut[1] = nn.GroupNorm(2, 8)
+    assert network(torch.rand(2, 3, 8, 8)).shape == (2, 4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU only")
+def test_nan_goes_through_the_kernels_of_batch_norm():
+    x = torch.full((4, 8, 2, 2), torch.nan, device="cuda")
+    assert batch_norm(nn.BatchNorm2d(8).cuda(), x, relu=True).isnan().all()

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forgetless import kernels
 from forgetless.stream import Stream
 
 
@@ -31,8 +32,11 @@ class Preparation:
     def __init__(self, stream: Stream, device: torch.device, *, channels_last: bool = False) -> None:
         self._channels_last = channels_last
         self._pad, self._flip = stream.pad, stream.flip
-        self._mean = torch.tensor(stream.mean, device=device).reshape(-1, 1, 1) if stream.mean else None
-        self._std = torch.tensor(stream.std, device=device).reshape(-1, 1, 1) if stream.std else None
+        self._mean = self._std = None
+        if stream.mean and stream.std:
+            channels = (stream.shape[0], 1, 1)
+            self._mean = torch.tensor(stream.mean, device=device).reshape(-1, 1, 1).expand(channels).contiguous()
+            self._std = torch.tensor(stream.std, device=device).reshape(-1, 1, 1).expand(channels).contiguous()
 
     def plain(self, x: Tensor) -> Tensor:
         x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
@@ -47,8 +51,8 @@ class Preparation:
             offset = torch.randint(2 * self._pad + 1, shape, generator=generator, device=x.device)
         if self._flip:
             turn = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device)
-        if x.is_cuda and x.dtype == torch.uint8 and x.ndim == 4:
-            from forgetless import augment_cuda  # needs Triton, which comes with torch for CUDA
+        if kernels.serve(x) and x.dtype == torch.uint8 and x.ndim == 4:
+            from forgetless import augment_cuda  # imports Triton
 
             return augment_cuda.augment(x, offset, turn, self._mean, self._std, self._pad)
         if offset is not None:

@@ -44,9 +44,10 @@ def augment(
     batch, channels, height, width = x.shape
     y = torch.empty(x.shape, dtype=torch.float32, device=x.device, memory_format=torch.channels_last)
     grid = (batch, triton.cdiv(height * width, BLOCK))
-    _augment[grid](
-        x, y, x if offset is None else offset, x if turn is None else turn, x if mean is None else mean,
-        x if std is None else std, batch, height, width, channels, pad if offset is not None else 0, turn is not None,
-        mean is not None, BLOCK,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):
+        _augment[grid](
+            x, y, x if offset is None else offset, x if turn is None else turn, x if mean is None else mean,
+            x if std is None else std, batch, height, width, channels, pad if offset is not None else 0,
+            turn is not None, mean is not None, BLOCK,
+        )  # fmt: skip
     return y

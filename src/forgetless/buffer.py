@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetless import kernels
+
 POLICIES = ("reservoir", "balanced")
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
 
@@ -224,8 +226,8 @@ class Buffer:
             slots = torch.tensor(list(taken.keys()))
             rows = torch.tensor(list(taken.values()))
             batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
-        elif numbers.is_cuda and size <= 256:
-            from forgetless import buffer_cuda  # needs Triton, which comes with torch for CUDA
+        elif kernels.serve(numbers) and size <= 256:
+            from forgetless import buffer_cuda  # imports Triton
 
             slots = buffer_cuda.reservoir_slots(numbers, self._counter, self.capacity)
         else:
@@ -280,10 +282,15 @@ class Buffer:
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state has {name} {state[name]!r}; this buffer has {getattr(self, name)!r}")
         columns: dict[str, Tensor] = state["columns"]
+        device = self._device or next((column.device for column in columns.values()), None)
+        if self._generator is None and device is not None and state["generator"] is not None:
+            self._generator = torch.Generator(device)
+        if state["generator"] is not None:
+            restore_generator(self._generator, state["generator"])
+        elif self._generator is not None:
+            self._generator.manual_seed(self.seed)
         self._rows = {}
         self._filled = 0
-        if self._generator is not None and not columns:
-            self._generator.manual_seed(self.seed)
         if columns:
             self._open(columns)
             size = len(next(iter(columns.values())))
@@ -291,7 +298,6 @@ class Buffer:
                 self._rows[name][:size] = column.to(self._rows[name].device)
             self._keys[: len(state["keys"])] = state["keys"].to(self._keys.device)
             self._filled = size
-            restore_generator(self._generator, state["generator"])
         self.seen = state["seen"]
         self._count()
 

@@ -28,5 +28,7 @@ def _slots(numbers, counter, slots, size, capacity, SIZE: tl.constexpr):
 def reservoir_slots(numbers: Tensor, counter: Tensor, capacity: int) -> Tensor:
     """The slot of each example, ``capacity`` if rejected; ``counter`` moves on by their number."""
     slots = torch.empty_like(numbers)
-    _slots[(1,)](numbers, counter, slots, len(numbers), capacity, max(16, triton.next_power_of_2(len(numbers))))
+    with torch.cuda.device_of(numbers):
+        size = max(16, triton.next_power_of_2(len(numbers)))
+        _slots[(1,)](numbers, counter, slots, len(numbers), capacity, size)
     return slots

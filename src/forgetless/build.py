@@ -20,7 +20,7 @@ import forgetless
 from forgetless import catalogue, record, scores
 from forgetless.catalogue import nearest
 from forgetless.config import Settings
-from forgetless.contract import ContractError, check
+from forgetless.contract import check
 from forgetless.engine import find_device
 from forgetless.finetuning import Finetune
 from forgetless.lanes import Failed, interleave
@@ -80,9 +80,10 @@ def start(settings: Settings, stream: Stream | None = None, *, eager: bool = Fal
         buffer=settings.buffer, finetune=finetune,
     )  # fmt: skip
     on_gpu = settings.device.startswith("cuda")
-    capture = on_gpu and not eager and (is_own(method) or _keeps_contract(settings))
+    network = build_network(settings, stream)
+    capture = on_gpu and not eager and is_own(network) and (is_own(method) or _keeps_contract(settings))
     return train(
-        stream, method, build_network(settings, stream), epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
+        stream, method, network, epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
         replay=settings.replay, buffer=settings.buffer, finetune=finetune, weight_decay=settings.weight_decay,
         freeze=settings.freeze, seed=settings.seed, device=settings.device, precision=settings.precision,
         capture=capture,
@@ -118,7 +119,7 @@ def run_lanes(
     lanes: int | None = None,
     out: Path | None = None,
     sources: Mapping[str, Mapping[str, str]] | None = None,
-) -> Iterator[tuple[Settings, Record | Exception]]:
+) -> Iterator[tuple[Settings, Record | Failed]]:
     """Runs side by side on one GPU (``lanes``), elsewhere one after the other; gives what became of each as it ends.
 
     Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
@@ -141,7 +142,7 @@ def run_lanes(
             left.append(settings)
     for number, event in interleave((partial(begin, settings) for settings in left), lanes, isolate=True):
         if isinstance(event, Failed):
-            yield left[number], event.error
+            yield left[number], event
         elif isinstance(event, Ended):
             made = make_record(left[number], (sources or {}).get(left[number].id, {}), event.result)
             if out is not None:
@@ -153,7 +154,7 @@ def _keeps_contract(settings: Settings) -> bool:
     """Whether a user's method passes ``forgetless.check``; says so if not."""
     try:
         check(lambda: build_method(settings))
-    except ContractError as error:
+    except Exception as error:  # a user's method may fail on the contract's small stream in any way
         warnings.warn(f"{settings.method} is not captured into CUDA graphs, which is slower: {error}", stacklevel=3)
         return False
     return True
@@ -197,7 +198,9 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
             "numpy": numpy.__version__,
             "python": platform.python_version(),
         },
-        device=torch.cuda.get_device_name() if settings.device.startswith("cuda") else f"{platform.machine()} CPU",
+        device=torch.cuda.get_device_name(settings.device)
+        if settings.device.startswith("cuda")
+        else f"{platform.machine()} CPU",
         engine=result.engine,
     )
 

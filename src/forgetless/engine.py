@@ -32,7 +32,7 @@ class Engine:
     precision      fp32; tf32: matrix products and convolutions with 10 bits of mantissa (GPU); bf16: them in bfloat16,
                    weights and sums in fp32
     capture        into CUDA graphs; False: everything is called as written
-    deterministic  only kernels that give the same bits each time
+    deterministic  only kernels of cuDNN that give the same bits each time
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Engine:
         self.precision = precision
         self.deterministic = deterministic
         self.cuda = self.device.type == "cuda"
+        self._index = torch.cuda.current_device() if self.cuda and self.device.index is None else self.device.index
         # On a CPU it helps bf16 and not fp32: ResNet-18 on a Xeon with AMX, 343 → 210 ms a step and 542 → 574.
         self.channels_last = self.cuda or precision == "bf16"
         self.captures = self.cuda and capture
@@ -59,14 +60,18 @@ class Engine:
         self._called: set[Hashable] = set()
         self._kept: dict[Hashable, Any] = {}
         self._generators: list[torch.Generator] = []
-        self._queued: deque[torch.cuda.Event] = deque()
+        self._queued: deque[torch.cuda.Event] = deque(maxlen=AHEAD)
         self._waits = False
         self._held: dict[str, Tensor] = {}
         with self._fork():
-            torch.manual_seed(seed)
+            self.seed(seed)
             self._random = self._global_states()
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def seed(self, seed: int) -> None:
+        """Start torch's global random numbers from here: the CPU's and those of this run's device, no other's."""
+        torch.default_generator.manual_seed(seed)
+        if self.cuda:
+            torch.cuda.default_generators[self._index].manual_seed(seed)
 
     def generator(self, seed: int) -> torch.Generator:
         """Random numbers of this run, on its device; what is captured may draw from them."""
@@ -81,6 +86,8 @@ class Engine:
         with self._fork(), _numbers(self.device, self.precision, self.deterministic):
             self._set_global_states(self._random)
             try:
+                if self._stream is not None:  # what the caller has queued, weights it loaded say, comes first
+                    self._stream.wait_stream(torch.cuda.current_stream(self.device))
                 with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
                     yield
                     if self._stream is not None:
@@ -103,8 +110,7 @@ class Engine:
 
     def forget(self, phase: str) -> None:
         """Let go of what was captured under keys that begin with ``phase``: what it reads is about to be replaced."""
-        if self._stream is not None:
-            self._stream.synchronize()
+        self.synchronize()
         for keys in (self._graphs, self._called):
             for key in [key for key in keys if isinstance(key, tuple) and key[0] == phase]:
                 keys.pop(key) if isinstance(keys, dict) else keys.remove(key)
@@ -122,8 +128,10 @@ class Engine:
     def forward(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
         """``network(x)`` in this precision. In bf16 all weights are cast at once, not one kernel each."""
         if self.precision != "bf16":
-            on_cpu = isinstance(network, MLP) and x.dtype == torch.float32 and torch.is_grad_enabled() and not self.cuda
-            logits: Tensor = network.quick(x) if on_cpu else network(x, **arguments)  # type: ignore[operator]
+            quick = not self.cuda and torch.is_grad_enabled() and x.dtype == torch.float32
+            if quick and isinstance(network, MLP) and self.keep(("plain", id(network)), lambda: network.plain):
+                return network.quick(x)
+            logits: Tensor = network(x, **arguments)
             return logits
         learned, fixed = _weights(network)
         cast = {name: self._held[name] for name in fixed if name in self._held}
@@ -153,6 +161,11 @@ class Engine:
         finally:
             self._held = {}
 
+    def synchronize(self) -> None:
+        """Wait until all that is queued is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
     def will_wait(self) -> bool:
         """Say that the host is about to read from the device; whether that means waiting."""
         self._waits = self.cuda
@@ -168,7 +181,7 @@ class Engine:
         """How the run was computed, for its record."""
         made: dict[str, Any] = {"precision": self.precision, "captured": self.captures}
         if self.cuda:
-            made["peak_megabytes"] = torch.cuda.max_memory_allocated(self.device) // 2**20
+            made["peak_megabytes"] = torch.cuda.max_memory_allocated(self.device) // 2**20  # of the whole process
         else:
             made["threads"] = torch.get_num_threads()
         return made

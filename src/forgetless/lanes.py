@@ -7,6 +7,7 @@ has to read from the GPU, when that work is done; so none waits for another, and
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
@@ -25,6 +26,13 @@ class Failed:
     """A run ended with an error; the others go on."""
 
     error: Exception
+    trace: str
+
+    @staticmethod
+    def of(error: Exception) -> Failed:
+        """The error with its trace as text: the frames would keep the run's network and graphs alive."""
+        trace = "".join(traceback.format_exception(error))
+        return Failed(error.with_traceback(None), trace)
 
 
 def interleave(
@@ -52,9 +60,9 @@ def interleave(
             except Exception as error:
                 if not isolate:
                     raise
-                yield number, Failed(error)
+                yield number, Failed.of(error)
                 continue
-            width.started(number, on_gpu=active[number].engine.cuda)
+            width.started(number, active[number].engine.device)
         turned = False
         for number, run in list(active.items()):
             if not run.engine.ready():
@@ -66,7 +74,7 @@ def interleave(
             except Exception as error:
                 if not isolate:
                     raise
-                event = Failed(error)
+                event = Failed.of(error)
             width.saw(number, event)
             if isinstance(event, Ended | Failed):
                 del active[number]
@@ -86,9 +94,11 @@ class _Width:
         self._since: float | None = None
         self._events = 0
         self._unsettled: set[int] = set()
+        self._device = torch.device("cpu")
 
-    def started(self, number: int, *, on_gpu: bool) -> None:
-        self._open = self._open and on_gpu
+    def started(self, number: int, device: torch.device) -> None:
+        self._device = device
+        self._open = self._open and device.type == "cuda"
         self._since = None
         self._unsettled.add(number)
 
@@ -98,6 +108,8 @@ class _Width:
 
     def saw(self, number: int, event: Event | Failed) -> None:
         """Count; after a while with this many lanes take twice as many, or go back to as many as were faster."""
+        if isinstance(event, Failed) and isinstance(event.error, torch.cuda.OutOfMemoryError):
+            self.now, self._open = max(1, self.now // 2), False
         if not self._open or not isinstance(event, Stepped):
             return
         if event.step >= SETTLED:
@@ -117,7 +129,7 @@ class _Width:
             self._open = False
             return
         self._best, self._since = speed, None
-        free, total = torch.cuda.mem_get_info()
+        free, total = torch.cuda.mem_get_info(self._device)
         if 2 * self.now > MOST or free < 1.2 * (total - free):  # twice the lanes take at most twice the memory
             self._open = False
             return

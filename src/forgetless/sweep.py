@@ -27,7 +27,6 @@ import json
 import multiprocessing
 import os
 import sys
-import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,11 +239,10 @@ def _work(connection: Connection, out: Path, lanes: int | None) -> None:
             runs = [Settings.from_dict(settings) for settings, _ in job]
             sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
             for settings, made in build.run_lanes(runs, lanes, out, sources):
-                if isinstance(made, Exception):
-                    trace = "".join(traceback.format_exception(made))
-                    connection.send((settings.id, (f"{type(made).__name__}: {made}", trace)))
-                else:
+                if isinstance(made, record.Record):
                     connection.send((settings.id, None))
+                else:
+                    connection.send((settings.id, (f"{type(made.error).__name__}: {made.error}", made.trace)))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return  # the sweep was stopped
 

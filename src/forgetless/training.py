@@ -112,7 +112,10 @@ Event = Began | Stepped | Waiting | EpochEnded | Repaired | TaskEnded | Ended
 
 
 class Run(Iterator[Event]):
-    """A run on its way: an iterator of its events. Between two of them nothing global is changed."""
+    """A run on its way: an iterator of its events. Between two of them nothing global is changed.
+
+    On a GPU, work of the run may still be queued at ``Stepped`` and ``Waiting``: look at the network at other events.
+    """
 
     def __init__(self, engine: Engine, events: Generator[Event]) -> None:
         self.engine = engine
@@ -120,7 +123,10 @@ class Run(Iterator[Event]):
 
     def __next__(self) -> Event:
         with self.engine.active():
-            return next(self._events)
+            event = next(self._events)
+        if not isinstance(event, Stepped | Waiting):
+            self.engine.synchronize()
+        return event
 
     def close(self) -> None:
         self._events.close()
@@ -153,16 +159,16 @@ def train(
     finetune   FPF or k-FPF beside the method: see ``Finetune``
     freeze     groups of parameters that no longer move after the first task (the paper's freeze study)
     precision  fp32; on a GPU also tf32 and bf16; bf16 on a CPU that has instructions for it
-    capture    on a GPU, replay steps as CUDA graphs (default: for the methods of forgetless; a method of your own must
-               pass ``forgetless.check`` for it)
-    deterministic  on a GPU, only kernels that give the same bits each time
+    capture    on a GPU, replay steps as CUDA graphs (default: for the methods and networks of forgetless; a method of
+               your own must pass ``forgetless.check`` for it, a network must not branch or count on the host)
+    deterministic  on a GPU, only kernels of cuDNN that give the same bits each time
     resident   keep all images on the device (default: if they take less than half of its free memory)
     """
     check_run(stream, method, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer, finetune=finetune)
     engine = Engine(
         device,
         precision=precision,
-        capture=is_own(method) if capture is None else capture,
+        capture=(is_own(method) and is_own(unwrap(network))) if capture is None else capture,
         deterministic=deterministic,
         seed=seed,
     )
@@ -173,9 +179,9 @@ def train(
     return Run(engine, events)
 
 
-def is_own(method: Method) -> bool:
-    """Whether it is one of forgetless's, which are known to be the same when replayed."""
-    return type(method).__module__.startswith("forgetless.methods.")
+def is_own(part: Method | nn.Module) -> bool:
+    """Whether a method or network is one of forgetless's, which are known to be the same when replayed."""
+    return type(part).__module__.startswith(("forgetless.methods.", "forgetless.networks."))
 
 
 def check_run(
@@ -407,7 +413,7 @@ class Repair:
         names = self.selection.names(chosen)
         cost = self._cost(names)
         # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
-        torch.manual_seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
+        learner.engine.seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
         run = finetuning.Finetuning(
             self._network,
             learner.buffer,
@@ -462,5 +468,5 @@ def _freeze(network: nn.Module, names: Collection[str]) -> None:
 def with_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A network whose initial weights come from ``seed``; the global random state is left as it was."""
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # not those of GPUs, which would have to be put back too
         return build()

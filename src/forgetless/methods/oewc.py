@@ -26,22 +26,27 @@ from forgetless.stream import Task
 class OnlineEWC(Method):
     penalty: float = setting(10.0, "λ, weight of the penalty")
     gamma: float = setting(1.0, "γ, how much of the older Fisher information is kept")
+    covered: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the parameters of these two
     fisher: list[Tensor] = field(default_factory=list, init=False, repr=False)
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
-        for parameter, fisher, anchor in zip(learner.parameters, self.fisher, self.anchor, strict=False):
+        for parameter, fisher, anchor in zip(self.covered, self.fisher, self.anchor, strict=True):
             loss = loss + self.penalty * (fisher * (parameter - anchor).square()).sum()
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         fresh = fisher_information(learner, task)
-        old = self.fisher or [torch.zeros_like(value) for value in fresh]
-        self.fisher = [self.gamma * before + now for before, now in zip(old, fresh, strict=True)]
-        self.anchor = [parameter.detach().clone() for parameter in learner.parameters]
+        older = {id(parameter): value for parameter, value in zip(self.covered, self.fisher, strict=True)}
+        self.covered = list(learner.parameters)  # fewer than before, once a group is frozen
+        self.fisher = [
+            self.gamma * older[id(parameter)] + now if id(parameter) in older else now
+            for parameter, now in zip(self.covered, fresh, strict=True)
+        ]
+        self.anchor = [parameter.detach().clone() for parameter in self.covered]
         learner.spend("consolidate", len(task.train), backward=True)
 
 

@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from forgetless import kernels
+
 
 def batch_norm(
     bn: nn.BatchNorm2d, x: Tensor, *, relu: bool = False, residual: Tensor | None = None, passes: int = 1
 ) -> Tensor:
-    if fused(bn, x):
-        from forgetless.networks import norm_cuda  # needs Triton, which comes with torch for CUDA
+    if fused(bn, x, x.dtype):
+        from forgetless.networks import norm_cuda  # imports Triton
 
         return norm_cuda.batch_norm(bn, x, relu=relu, residual=residual, passes=passes)
     y = bn(x) if passes == 1 or not bn.training else torch.cat([bn(part) for part in x.chunk(passes)])
@@ -29,21 +31,22 @@ def batch_norm(
     return F.relu(y) if relu else y
 
 
-def fused(bn: nn.BatchNorm2d, x: Tensor) -> bool:
+def fused(bn: nn.BatchNorm2d, x: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels serve: a layer in training mode on a GPU, with weights and averages of a fixed rate."""
     return (
-        x.is_cuda
+        kernels.serve(x)
         and bn.training
         and type(bn) is nn.BatchNorm2d
         and bn.track_running_stats
         and bn.affine
         and bn.momentum is not None
-        and x.dtype in (torch.float32, torch.bfloat16)
+        and dtype in (torch.float32, torch.bfloat16)
     )
 
 
 def count_batches(norms: Iterable[nn.BatchNorm2d], x: Tensor, passes: int) -> None:
     """The layers' own counters of batches, which the kernels leave to this one call."""
-    counters = [bn.num_batches_tracked for bn in norms if bn.num_batches_tracked is not None and fused(bn, x)]
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+    counters = [bn.num_batches_tracked for bn in norms if bn.num_batches_tracked is not None and fused(bn, x, dtype)]
     if counters:
         torch._foreach_add_(counters, passes)

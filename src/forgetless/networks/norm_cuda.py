@@ -99,7 +99,7 @@ def _apply(
         if RESIDUAL:
             value += tl.load(residual + place, inside, other=0.0).to(tl.float32)
         if RELU:
-            value = tl.maximum(value, 0.0)
+            value = tl.where(value < 0, 0.0, value)  # NaN stays NaN
         tl.store(y + place, value.to(y.dtype.element_ty), inside)
 
 
@@ -249,5 +249,6 @@ def batch_norm(bn: nn.BatchNorm2d, x: Tensor, *, relu: bool, residual: Tensor | 
     x = x.contiguous(memory_format=torch.channels_last)
     if residual is not None:
         residual = residual.to(x.dtype).contiguous(memory_format=torch.channels_last)
-    y: Tensor = _BatchNorm.apply(x, bn.weight, bn.bias, residual, bn, relu, passes)
+    with torch.cuda.device_of(x):
+        y: Tensor = _BatchNorm.apply(x, bn.weight, bn.bias, residual, bn, relu, passes)
     return y

@@ -38,6 +38,17 @@ class MLP(nn.Module):
         logits: Tensor = self.get_submodule(f"fc{self.depth}")(self.features(x))
         return logits
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is what this file builds: nothing overridden, replaced, parametrised or hooked."""
+        return type(self) is MLP and all(
+            type(layer) is nn.Linear
+            and set(layer._parameters) == {"weight", "bias"}
+            and layer._parameters["bias"] is not None
+            and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+            for layer in self.children()
+        )
+
     def quick(self, x: Tensor) -> Tensor:
         """``forward`` as one node of the graph, the same bits; without second derivatives and hooks of layers."""
         parameters = [tensor for layer in self.children() for tensor in layer._parameters.values()]

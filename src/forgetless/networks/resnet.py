@@ -24,10 +24,11 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor, passes: int = 1) -> Tensor:
         y = batch_norm(self.bn1, self.conv1(x), relu=True, passes=passes)
-        if isinstance(self.shortcut, nn.Sequential):
-            convolution, bn = self.shortcut
-            assert isinstance(bn, nn.BatchNorm2d)
-            x = batch_norm(bn, convolution(x), passes=passes)
+        bn = self.shortcut[-1] if isinstance(self.shortcut, nn.Sequential) else None
+        if isinstance(self.shortcut, nn.Sequential) and isinstance(bn, nn.BatchNorm2d):
+            x = batch_norm(bn, self.shortcut[0](x), passes=passes)
+        else:
+            x = self.shortcut(x)
         return batch_norm(self.bn2, self.conv2(y), relu=True, residual=x, passes=passes)
 
 
