@@ -117,3 +117,19 @@ def test_an_interrupted_run_leaves_no_record_and_says_so(tmp_path):
     assert process.returncode == 130
     assert "interrupted: the run in progress left no record" in errors
     assert not list(Path(tmp_path).rglob("*record*"))
+
+
+def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
+    for method in ("er", "sgd"):
+        forgetless("run", "seq-digits", method, *QUICK, "--json", cwd=tmp_path)
+    code = (
+        "import sys\nfrom forgetless.cli import app\n"
+        "app(['report', 'runs', '--out', 'page.html', '--table', 'table.csv'], standalone_mode=False)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "page: page.html" in done.stdout
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    assert sorted(line.split(",")[1] for line in lines) == ["er", "method", "sgd"]
+    assert "error: there is no record in nowhere" in forgetless("report", "nowhere", cwd=tmp_path, expect=2).stderr

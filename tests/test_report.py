@@ -1,3 +1,4 @@
+import csv
 import dataclasses
 import re
 
@@ -52,3 +53,21 @@ def test_labels_keep_a_distance():
     assert placed[0] == placed[4] == 100.0  # the last one is far to the side
     assert placed[2] == 50.0
     assert sorted(placed[:2] + placed[3:4]) == [100.0, 113.5, 127.0]
+
+
+def test_ways_that_differ_in_more_than_the_seed_are_rows_of_their_own(records):
+    sgd = records[0]
+    other = dataclasses.replace(sgd, settings={**sgd.settings, "buffer": 7, "seed": 5}, accuracy=10.0)
+    again = dataclasses.replace(sgd, settings={**sgd.settings, "seed": 9}, accuracy=sgd.accuracy + 2)
+    first, second = report.rows([sgd, other, again])
+    assert (first.label, second.label) == (f"sgd, buffer {sgd.settings['buffer']}", "sgd, buffer 7")
+    assert first.accuracy == pytest.approx(sgd.accuracy + 1)
+    assert second.accuracy == 10.0
+
+
+def test_the_table_has_a_line_for_each_row_with_its_records(records):
+    lines = list(csv.DictReader(report.table(records).splitlines()))
+    assert [line["method"] for line in lines] == [row.label for row in report.rows(records)]
+    assert float(lines[0]["accuracy"]) == pytest.approx((records[0].accuracy + records[1].accuracy) / 2)
+    assert lines[0]["records"] == f"{records[0].id} {records[1].id}"
+    assert int(lines[0]["flops"]) == sum(records[0].flops.values())

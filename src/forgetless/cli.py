@@ -240,6 +240,34 @@ def search(
     screen.print(f"all of it: {searching.path(out, note)}")
 
 
+@app.command("report")
+def report_(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders of records, as `run`, `search` and `sweep` leave them.")
+    ],
+    out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
+    table: Annotated[Path | None, typer.Option(help="Also the table, as CSV.")] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; default: the streams.")] = None,
+) -> None:
+    """A table, and a self-contained page with the pictures, of all records in some folders."""
+    found = [made for folder in folders for made in record.read_all(folder)]
+    if not found:
+        raise ValueError(
+            f"there is no record in {', '.join(map(str, folders))}; a run leaves <folder>/<id>/record.json"
+        )
+    streams = list(dict.fromkeys(made.settings["stream"] for made in found))
+    pages = [out] if len(streams) == 1 else [out.with_stem(f"{out.stem}-{stream.split(':')[-1]}") for stream in streams]
+    for stream, file in zip(streams, pages, strict=True):
+        own = [made for made in found if made.settings["stream"] == stream]
+        screen.print(stream)
+        _print_rows(own)
+        file.write_text(report.page(own, title or stream), encoding="utf-8")
+        screen.print(f"page: {file}")
+    if table is not None:
+        table.write_text(report.table(found), encoding="utf-8")
+        screen.print(f"table: {table}")
+
+
 @data.command("list")
 def data_list() -> None:
     """What there is, and where it is looked for."""

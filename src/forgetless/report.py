@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from statistics import mean, stdev
+from typing import Any
 
 from forgetless.record import Record
 
@@ -63,11 +67,44 @@ class Row:
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
-    """One row for each label, in the order in which they first appear."""
-    by_label: dict[str, list[Record]] = {}
+    """One row for each way of training (all settings but the seed), in the order in which they first appear.
+
+    Where several ways have one label, the settings in which they differ are named: er, buffer 200.
+    """
+    ways: dict[str, list[Record]] = {}
     for record in records:
-        by_label.setdefault(record.label, []).append(record)
-    return [Row(label, tuple(found)) for label, found in by_label.items()]
+        ways.setdefault(json.dumps(_without_seed(record), sort_keys=True), []).append(record)
+    found = []
+    for members in ways.values():
+        label = members[0].label
+        namesakes = [_without_seed(others[0]) for others in ways.values() if others[0].label == label]
+        own = _without_seed(members[0])
+        differing = [n for n in own if any(other.get(n) != own[n] for other in namesakes)]
+        found.append(Row(", ".join([label, *(f"{name} {own[name]}" for name in differing)]), tuple(members)))
+    return found
+
+
+def _without_seed(record: Record) -> dict[str, Any]:
+    """All settings but the seed, a method's own among them."""
+    own: dict[str, Any] = {name: value for name, value in record.settings.items() if name not in ("seed", "options")}
+    return {**own, **record.settings["options"]}
+
+
+def table(records: Sequence[Record]) -> str:
+    """The rows as CSV, numbers unrounded, with the ids of their records."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["stream", "method", "accuracy", "std", "seeds", "forgetting", "flops", "seconds", "share", "records"]
+    )
+    for row in rows(records):
+        forgot = "" if row.forgetting is None else row.forgetting
+        ids = " ".join(record.id for record in row.records)
+        writer.writerow([
+            row.records[0].settings["stream"], row.label, row.accuracy, row.spread, len(row.records), forgot,
+            round(row.tflops * 1e12), row.seconds, row.share, ids,
+        ])  # fmt: skip
+    return text.getvalue()
 
 
 def cells(row: Row) -> list[str]:
