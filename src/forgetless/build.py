@@ -119,13 +119,15 @@ def run_lanes(
     lanes: int | None = None,
     out: Path | None = None,
     sources: Mapping[str, Mapping[str, str]] | None = None,
+    streams: dict[tuple[object, ...], Stream] | None = None,
 ) -> Iterator[tuple[Settings, Record | Failed]]:
     """Runs side by side on one GPU (``lanes``), elsewhere one after the other; gives what became of each as it ends.
 
     Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
-    that several runs share are read once, and kept on the device once. ``sources`` are by the runs' ids.
+    that several runs share are read once, and kept on the device once; given as ``streams``, over several calls too.
+    ``sources`` are by the runs' ids.
     """
-    streams: dict[tuple[object, ...], Stream] = {}
+    streams = {} if streams is None else streams
 
     def begin(settings: Settings) -> Run:
         key = (settings.stream, settings.order, settings.validation, settings.device)

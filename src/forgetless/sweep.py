@@ -234,11 +234,14 @@ def _work(connection: Connection, out: Path, lanes: int | None) -> None:
     """A process: takes jobs, a run or a pack of lanes each, and says what became of every run."""
     from forgetless import build
 
+    streams: dict[Any, Any] = {}  # those of the last jobs, which mostly are the next one's too
     try:
         while (job := connection.recv()) is not None:
+            if len(streams) > 1:
+                streams.clear()
             runs = [Settings.from_dict(settings) for settings, _ in job]
             sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
-            for settings, made in build.run_lanes(runs, lanes, out, sources):
+            for settings, made in build.run_lanes(runs, lanes, out, sources, streams):
                 if isinstance(made, record.Record):
                     connection.send((settings.id, None))
                 else:
