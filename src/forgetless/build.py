@@ -27,7 +27,7 @@ from forgetless.lanes import Failed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
-from forgetless.training import Ended, Event, Result, Run, check_run, fits, is_own, train, with_seed
+from forgetless.training import Ended, Event, Result, Run, fits, is_own, train, with_seed
 
 
 def build_stream(settings: Settings) -> Stream:
@@ -75,10 +75,6 @@ def start(settings: Settings, stream: Stream | None = None, *, eager: bool = Fal
     """A run on its way. On a GPU its steps are replayed, unless ``eager`` or a user's method breaks the contract."""
     method, finetune = build_method(settings), build_finetune(settings)
     stream = build_stream(settings) if stream is None else stream
-    check_run(
-        stream, method, epochs=settings.epochs, batch=settings.batch, lr=settings.lr, replay=settings.replay,
-        buffer=settings.buffer, finetune=finetune,
-    )  # fmt: skip
     on_gpu = settings.device.startswith("cuda")
     network = build_network(settings, stream)
     capture = on_gpu and not eager and is_own(network) and (is_own(method) or _keeps_contract(settings))
@@ -108,10 +104,7 @@ def run(
         if isinstance(event, Ended):
             result = event.result
     assert result is not None
-    made = make_record(settings, sources or {}, result)
-    if out is not None:
-        record.write(made, record.path(out, settings))
-    return made
+    return _leave(settings, sources or {}, result, out)
 
 
 def run_lanes(
@@ -146,10 +139,16 @@ def run_lanes(
         if isinstance(event, Failed):
             yield left[number], event
         elif isinstance(event, Ended):
-            made = make_record(left[number], (sources or {}).get(left[number].id, {}), event.result)
-            if out is not None:
-                record.write(made, record.path(out, left[number]))
-            yield left[number], made
+            settings = left[number]
+            yield settings, _leave(settings, (sources or {}).get(settings.id, {}), event.result, out)
+
+
+def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:
+    """The record of a run that ended, also in its file."""
+    made = make_record(settings, sources, result)
+    if out is not None:
+        record.write(made, record.path(out, settings))
+    return made
 
 
 def _keeps_contract(settings: Settings) -> bool:

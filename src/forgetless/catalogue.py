@@ -1,4 +1,4 @@
-"""The names of streams, methods and networks, and where each is defined. Imports no torch.
+"""The names of streams, methods, networks and precisions, and where each is defined. Imports no torch.
 
 Frozen tables. Wherever a name goes, a dotted path to an object of one's own goes too: ``package.module:object``.
 """
@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)

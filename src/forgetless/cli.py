@@ -77,14 +77,13 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")] = False,
 ) -> None:
     """Train a METHOD on a STREAM. A method's own settings are options too: --alpha 0.2."""
-    if fpf and k_fpf:
-        raise ValueError("--fpf and --k-fpf exclude each other: k-FPF ends with a finetuning too")
+    repair = _repair(fpf, k_fpf)
     given: dict[str, Any] = {
         "network": network, "buffer": buffer, "epochs": epochs, "batch": batch, "replay": replay, "lr": lr,
         "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "kd": kd,
         "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
         "validation": validation or None, "seed": seed, "device": device, "precision": precision,
-        "repair": "fpf" if fpf else "k-fpf" if k_fpf else None,
+        "repair": None if repair == "none" else repair,
     }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
     settings, sources = resolve(stream, method, chosen)
@@ -203,9 +202,7 @@ def search(
     from forgetless import search as searching
     from forgetless.sweep import Failed
 
-    if fpf and k_fpf:
-        raise ValueError("--fpf and --k-fpf exclude each other: k-FPF ends with a finetuning too")
-    repair = "fpf" if fpf else "k-fpf" if k_fpf else "none"
+    repair = _repair(fpf, k_fpf)
     catalogue.check_name("stream", stream)
     catalogue.check_name("method", method)
     space = searching.read_grid(grid) if grid else searching.paper_grid(stream, repair, distill=distill)
@@ -224,10 +221,10 @@ def search(
                 notes.print(shown, highlight=False, markup=False, soft_wrap=True)
             progress.advance(bar)
     assert isinstance(note, searching.Found)
-    ranked = sorted(note.points, key=lambda one: -(sum(one[1]) / len(one[1]) if one[1] else 0))
+    ranked = sorted(note.points, key=lambda one: -searching.score(one[1]))
     table = Table(*space, "validation", box=None, padding=(0, 2))
     for point, accuracies in ranked[:10]:
-        table.add_row(*map(str, point.values()), f"{sum(accuracies) / len(accuracies):.2f}" if accuracies else "failed")
+        table.add_row(*map(str, point.values()), f"{searching.score(accuracies):.2f}" if accuracies else "failed")
     screen.print(table)
     if len(ranked) > 10:
         screen.print(f"… and {len(ranked) - 10} points more")
@@ -358,6 +355,12 @@ def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: boo
                 progress.console.print(f"after task {event.task}: {sum(seen) / len(seen):.1f} % on the tasks so far")
 
         return run_one(settings, sources, out, show, eager=eager)
+
+
+def _repair(fpf: bool, k_fpf: bool) -> str:
+    if fpf and k_fpf:
+        raise ValueError("--fpf and --k-fpf exclude each other: k-FPF ends with a finetuning too")
+    return "fpf" if fpf else "k-fpf" if k_fpf else "none"
 
 
 def _set_threads(settings: Settings) -> None:

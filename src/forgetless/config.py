@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from forgetless.catalogue import check_name, nearest
+from forgetless.catalogue import PRECISIONS, check_name, nearest
 from forgetless.presets import preset
 
 REPAIRS = ("none", "fpf", "k-fpf")
-PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 @dataclass(frozen=True)

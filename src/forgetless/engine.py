@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from forgetless.catalogue import PRECISIONS
 from forgetless.networks import MLP
 
 T = TypeVar("T")
-PRECISIONS = ("fp32", "tf32", "bf16")
 AHEAD = 2  # calls of ``active`` whose work may wait on the GPU before a run is not ``ready`` for more
 
 
@@ -122,9 +122,6 @@ class Engine:
         kept: T = self._kept[key]
         return kept
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bf16" else nullcontext()
-
     def forward(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
         """``network(x)`` in this precision. In bf16 all weights are cast at once, not one kernel each."""
         if self.precision != "bf16":
@@ -141,7 +138,7 @@ class Engine:
         if fixed:
             with torch.no_grad():
                 cast |= zip(fixed, _cast(list(fixed.values()), torch.bfloat16), strict=True)
-        with self.autocast():
+        with torch.autocast(self.device.type, torch.bfloat16):
             output: Tensor = functional_call(network, cast, (x,), arguments)
         return output.float()
 

@@ -160,8 +160,8 @@ class Finetuning:
     """``finetune`` step by step: ``advance`` until ``left`` is 0, then ``finish``. Arguments as there.
 
     With an ``engine`` of a GPU the learning rates, the number of the step and the losses are on the device, and the
-    steps are captured if it captures.
-    Between two calls the network is in the modes, and takes the gradients, that it had before.
+    steps are captured if it captures. Between two calls the network is in the modes, and takes the gradients, that it
+    had before.
     """
 
     def __init__(
@@ -169,12 +169,12 @@ class Finetuning:
         model: nn.Module,
         buffer: Buffer,
         names: Collection[str],
-        steps: int = 300,
-        lr: float = 0.05,
-        distill: float = 0.0,
+        steps: int,
+        lr: float,
+        distill: float,
         *,
-        batch: int = 32,
-        augment: Augment | None = None,
+        batch: int,
+        augment: Augment | None,
         loss: Loss | None = None,
         forward: Forward = call,
         autocast: torch.dtype | None = None,

@@ -121,7 +121,7 @@ def search(
 
     alive = list(scores)
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
-        alive = sorted(alive, key=lambda number: -_score(scores[number]))[:keep]
+        alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
         runs = {number: planned(points[number], seed, validation=True) for number in alive}
         yield from sweep(list(runs.values()), out, workers=workers, lanes=lanes)
         for number, one in runs.items():
@@ -133,7 +133,7 @@ def search(
             raise ValueError(
                 "every point of the grid failed; the errors are in error.json beside where records would be"
             )
-    best = max(alive, key=lambda number: _score(scores[number]))
+    best = max(alive, key=lambda number: score(scores[number]))
     finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
     yield from sweep(finals, out, workers=workers, lanes=lanes)
     made = [record.read(record.path(out, one.settings)) for one in finals if record.path(out, one.settings).exists()]
@@ -155,5 +155,6 @@ def path(out: Path, found: Found) -> Path:
     return out / f"search-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
-def _score(accuracies: list[float]) -> float:
+def score(accuracies: list[float]) -> float:
+    """What points are compared by: the mean over seeds, 0 for one that failed."""
     return mean(accuracies) if accuracies else 0.0
