@@ -135,6 +135,21 @@ def test_sensitivities_are_the_mean_over_all_epochs_of_consecutive_tasks():
     assert found == pytest.approx({g: 2 * value / total for g, value in of_group.items()}, rel=1e-4)
 
 
+def test_costs_are_counted_once_for_runs_that_compute_the_same(monkeypatch):
+    counted = []
+    monkeypatch.setattr("forgetless.learner.count", lambda call: (counted.append(1), flops.count(call))[1])
+    model = networks.mlp(6, inputs=4, hidden=(11,))
+    first = run(ER(), model=copy.deepcopy(model), finetune=K_FPF)[1]
+    assert counted
+    counted.clear()
+    again = run(ER(), model=copy.deepcopy(model), finetune=K_FPF, seed=3)[1]
+    assert not counted
+    assert again.flops == first.flops
+    narrow = run(ER(), model=copy.deepcopy(model), finetune=K_FPF, replay=3)[1]
+    assert counted
+    assert narrow.flops["train"] < first.flops["train"]
+
+
 def test_flops_by_phase_are_those_of_the_passes_made():
     _, result = run(epochs=1, finetune=Finetune(steps=7, groups=("fc2",), batch=12))
     one = flops.training_flops(network(), torch.empty(1, 1, 2, 2))

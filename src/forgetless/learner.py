@@ -57,6 +57,7 @@ class Learner:
         buffer: Buffer | None,
         engine: Engine,
         seed: int,
+        costs: dict[object, int] | None = None,
     ) -> None:
         self.network = network
         self.engine = engine
@@ -70,7 +71,7 @@ class Learner:
         self.parameters: list[Tensor] = []
         self._buffer = buffer
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
-        self._costs: dict[object, int] = {}
+        self.costs: dict[object, int] = {} if costs is None else costs  # FLOPs, of what was counted once
         self._separable = not any(isinstance(module, _BatchNorm) for module in network.modules())
         self._takes_passes = "passes" in inspect.signature(network.forward).parameters
         self.take_parameters()
@@ -147,18 +148,18 @@ class Learner:
     def counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
         """Run ``call`` and put its FLOPs into the ledger; counted the first time this key is seen, then known."""
         result: list[T] = []
-        if (phase, key) not in self._costs:
-            self._costs[phase, key] = count(lambda: result.append(call()))
+        if (phase, key) not in self.costs:
+            self.costs[phase, key] = count(lambda: result.append(call()))
         else:
             result.append(call())
-        self.ledger.add(phase, self._costs[phase, key])
+        self.ledger.add(phase, self.costs[phase, key])
         return result[0]
 
     def spend(self, phase: str, examples: int, *, backward: bool = False) -> None:
         """Put passes of so many examples into the ledger: forward, or forward and backward."""
         key = ("example", backward)
-        if key not in self._costs:
+        if key not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
                 x = torch.empty(1, *self.shape)
-                self._costs[key] = (nominal_flops if backward else forward_flops)(self.network, x)
-        self.ledger.add(phase, self._costs[key], examples)
+                self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, x)
+        self.ledger.add(phase, self.costs[key], examples)

@@ -24,7 +24,7 @@ from forgetless.engine import Engine
 from forgetless.evaluation import evaluate
 from forgetless.feed import Feed
 from forgetless.finetuning import Finetune
-from forgetless.flops import training_flops
+from forgetless.flops import known, training_flops
 from forgetless.grouping import unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
@@ -253,7 +253,7 @@ def _train(
     columns = set(method.columns) | ({"logits"} if settings is not None and settings.distill else set())
     learner = Learner(
         network, stream, lr=lr, batch=batch, replay=replay, weight_decay=weight_decay, buffer=buffer, engine=engine,
-        seed=seed,
+        seed=seed, costs=_costs(method, network, stream, replay, freeze),
     )  # fmt: skip
     order = engine.generator(seed + 2)
     repair = Repair(unwrap(network), learner, settings, engine.generator(seed + 3))
@@ -398,7 +398,6 @@ class Repair:
         groups = "auto" if settings is None else settings.groups
         self.selection = Selection(network, groups, 1.0 if settings is None else settings.threshold)
         self.tracker = Tracker(network, self.selection.tracked, epochs=None, keep=None)
-        self._costs: dict[tuple[tuple[str, ...], int], int] = {}
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
@@ -444,11 +443,21 @@ class Repair:
         settings = self._settings
         assert settings is not None
         size = min(settings.batch, len(self._learner.buffer))
-        key = (tuple(names), size)
-        if key not in self._costs:
-            with finetuning.only(self._network, finetuning.unfrozen(self._network, names)):
-                self._costs[key] = training_flops(self._network, torch.empty(size, *self._learner.shape))
-        return self._costs[key]
+        chosen = finetuning.unfrozen(self._network, names)
+        key, costs = ("finetune", chosen, size), self._learner.costs
+        if key not in costs:
+            with finetuning.only(self._network, chosen):
+                costs[key] = training_flops(self._network, torch.empty(size, *self._learner.shape))
+        return costs[key]
+
+
+def _costs(
+    method: Method, network: nn.Module, stream: Stream, replay: int, freeze: tuple[str, ...]
+) -> dict[object, int]:
+    """What runs like this one are known to cost; of methods and networks of forgetless only, whose text says it all."""
+    if not (is_own(method) and is_own(unwrap(network))):
+        return {}
+    return known((repr(network), repr(method), stream.shape, stream.classes, len(stream.tasks), replay, freeze))
 
 
 def _known(groups: tuple[str, ...], selection: Selection) -> tuple[str, ...]:
