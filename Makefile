@@ -8,7 +8,7 @@ demo: $(VENV)/installed          ## set up, then train nine ways on digits in fi
 	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/installed          ## lint, format, types
 	$(BIN)/ruff check .

@@ -30,3 +30,8 @@ def learner(network: nn.Module, stream: Stream, capacity: int = 0, policy: str =
     values = {"lr": 0.1, "batch": 4, "replay": 3, "weight_decay": 0.0, "seed": 0, **settings}
     buffer = Buffer(capacity, policy=policy) if capacity else None
     return Learner(network, stream, buffer=buffer, engine=Engine(), **values)
+
+
+def lasting(made):
+    """A record less what differs between two runs of the same settings: the times."""
+    return {name: value for name, value in made.to_dict().items() if name != "seconds"}

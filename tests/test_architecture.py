@@ -18,7 +18,7 @@ LAYERS = [
     {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
     {"evaluation", "training", "lanes", "contract"},
-    {"presets", "config", "record", "report", "build", "sweep", "search", "targets"},
+    {"presets", "config", "record", "report", "build", "cluster", "sweep", "search", "targets"},
     {"cli"},
 ]
 

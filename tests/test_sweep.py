@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -8,7 +9,8 @@ import time
 import pytest
 
 from forgetless import build, record
-from forgetless.sweep import Done, Failed, error_path, plan, read_plan, sweep
+from forgetless.sweep import Done, Failed, _by_gpu, _gpus, error_path, plan, read_plan, sweep
+from helpers import lasting
 
 QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}
 
@@ -122,34 +124,51 @@ def test_a_killed_worker_is_written_down_and_the_others_go_on(tmp_path):
         [sys.executable, tmp_path / "main.py", tmp_path / "plan.toml", tmp_path / "out"],
         capture_output=True, text=True, check=True, env=environment,
     )  # fmt: skip
-    assert done.stdout.splitlines()[0] == "Failed its process ended with exit code -9"
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["Failed", "Done", "Done"]
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["Started ", "Failed its process ended with exit code -9"]
+    assert [line.split()[0] for line in lines[2:]] == ["Started", "Done"] * 2
 
 
-def test_killed_at_any_moment_and_started_again_it_ends_with_the_same_records(tmp_path):
-    lines = [f"{name} = {json.dumps(value)}" for name, value in QUICK.items()] + ['method = ["er", "sgd"]', "seeds = 3"]
-    (tmp_path / "plan.toml").write_text("\n".join(lines))
-    call = [
-        sys.executable,
-        "-c",
-        "from forgetless.cli import main; main()",
-        "sweep",
-        "plan.toml",
-        "--out",
-        "out",
-        "--workers",
-        "2",
-    ]
-    for seconds in (3.0, 5.0):
+def test_killed_at_five_random_moments_and_started_again_it_ends_with_the_same_records(tmp_path):
+    lines = [f"{name} = {json.dumps(value)}" for name, value in QUICK.items()]
+    (tmp_path / "plan.toml").write_text("\n".join([*lines, 'method = ["er", "sgd", "derpp"]', "seeds = 4"]))
+    code = "from forgetless.cli import main; main()"
+    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--out", "out", "--workers", "2"]
+    moments = random.Random()
+    for _ in range(5):
         process = subprocess.Popen(
             call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
-        time.sleep(seconds)
+        time.sleep(moments.uniform(1.5, 5.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     ended = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "0 failed" in ended.stdout
-    runs = read_plan(tmp_path / "plan.toml")
-    for one in runs:
+    for one in read_plan(tmp_path / "plan.toml"):
         made = record.read(record.path(tmp_path / "out", one.settings))
-        assert made.accuracy == build.run(one.settings).accuracy
+        assert lasting(made) == lasting(build.run(one.settings, one.sources))
+    again = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "0 done, 12 already there, 0 failed" in again.stdout
+
+
+def test_runs_on_cuda_are_dealt_out_to_all_gpus_and_those_on_a_named_one_stay():
+    runs = plan(QUICK | {"method": "er", "device": ["cuda", "cuda:1"], "seeds": 3})
+    dealt = _by_gpu(runs, ["0", "3"])
+    assert [(job.gpu, [one.settings.seed for one in job.runs]) for job in dealt] == [
+        ("0", [0, 2]), ("3", [1]), (None, [0, 1, 2]),
+    ]  # fmt: skip
+    assert {one.settings.device for one in dealt[2].runs} == {"cuda:1"}
+    assert [len(job.runs) for job in _by_gpu(runs, ["0"])] == [3, 3]
+    assert _by_gpu(plan(QUICK | {"method": "er"}), ["0", "1"]) == []
+
+
+def test_gpus_are_those_the_environment_names(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert _gpus() == ["2", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert _gpus() == []
+
+
+def test_a_place_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="on is 'slurm'; it must be one of here, ray"):
+        list(sweep([], tmp_path, on="slurm"))

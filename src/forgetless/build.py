@@ -113,6 +113,7 @@ def run_lanes(
     out: Path | None = None,
     sources: Mapping[str, Mapping[str, str]] | None = None,
     streams: dict[tuple[object, ...], Stream] | None = None,
+    on_start: Callable[[Settings], None] = lambda settings: None,
 ) -> Iterator[tuple[Settings, Record | Failed]]:
     """Runs side by side on one GPU (``lanes``), elsewhere one after the other; gives what became of each as it ends.
 
@@ -123,6 +124,7 @@ def run_lanes(
     streams = {} if streams is None else streams
 
     def begin(settings: Settings) -> Run:
+        on_start(settings)
         key = (settings.stream, settings.order, settings.validation, settings.device)
         if key not in streams:
             stream, device = build_stream(settings), find_device(settings.device)

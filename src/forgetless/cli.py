@@ -32,7 +32,12 @@ notes = Console(stderr=True)
 INTERRUPTED = 130
 WrongCall: Any = typer.BadParameter.__mro__[2]  # click's ClickException, which newer versions of typer bring themselves
 
-Out = Annotated[Path, typer.Option(help="Folder of the records.")]
+Out = Annotated[
+    Path, typer.Option(parser=record.folder, metavar="FOLDER", help="Folder of the records, or an object store's URL.")
+]
+On = Annotated[str, typer.Option(help="here: this machine; ray: a Ray cluster, which RAY_ADDRESS names.")]
+Workers = Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")]
+Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")]
 
 
 @app.command("list")
@@ -145,8 +150,9 @@ def demo(
 def sweep(
     file: Annotated[Path, typer.Argument(help="TOML: settings, lists of them for a product, [[runs]] for several.")],
     out: Out = Path("runs"),
-    workers: Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")] = None,
+    on: On = "here",
+    workers: Workers = None,
+    lanes: Lanes = None,
     retry: Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier sweep.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
 ) -> None:
@@ -160,25 +166,15 @@ def sweep(
             screen.print(f"{one.settings.id}  {one.settings.stream}  {one.settings.label}, seed {one.settings.seed}")
         screen.print(f"{len(runs)} runs, {here} of them done")
         return
-    counts = {"done": 0, "already there": 0, "failed": 0}
-    failures = []
-    with _bar() as progress:
-        bar = progress.add_task("running", total=len(runs))
-        for note in sweeping.sweep(runs, out, workers=workers, lanes=lanes, retry=retry):
-            failed = isinstance(note, sweeping.Failed)
-            counts["failed" if failed else "already there" if note.again else "done"] += 1
-            if isinstance(note, sweeping.Failed):
-                failures.append(note)
-                name = f"{note.settings.label}, seed {note.settings.seed} ({note.settings.id})"
-                notes.print(f"failed: {name}: {note.error}", highlight=False, markup=False, soft_wrap=True)
-            progress.update(bar, description=", ".join(f"{count} {what}" for what, count in counts.items() if count))
-            progress.advance(bar)
+    with _Progress(len(runs)) as progress:
+        for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry):
+            progress.show(note)
     found = [record.read(path) for one in runs if (path := record.path(out, one.settings)).exists()]
     for stream in dict.fromkeys(made.settings["stream"] for made in found):
         screen.print(stream)
         _print_rows([made for made in found if made.settings["stream"] == stream])
-    screen.print(", ".join(f"{count} {what}" for what, count in counts.items()) + f"; records: {out}")
-    if failures:
+    screen.print(f"{progress}; records: {out}")
+    if progress.failed:
         raise typer.Exit(1)
 
 
@@ -195,12 +191,12 @@ def search(
     search_seeds: Annotated[int, typer.Option(help="Of each point, on validation.")] = 1,
     halving: Annotated[bool, typer.Option("--halving", help="Further search seeds for the better half only.")] = False,
     out: Out = Path("runs"),
-    workers: Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")] = None,
+    on: On = "here",
+    workers: Workers = None,
+    lanes: Lanes = None,
 ) -> None:
     """Every point of a grid on validation, then the best on all data over seeds. Settings: as options, --buffer 200."""
     from forgetless import search as searching
-    from forgetless.sweep import Failed
 
     repair = _repair(fpf, k_fpf)
     catalogue.check_name("stream", stream)
@@ -208,18 +204,14 @@ def search(
     space = searching.read_grid(grid) if grid else searching.paper_grid(stream, repair, distill=distill)
     given = _own(context.args) | ({"repair": repair} if repair != "none" else {})
     points = math.prod(map(len, space.values()))
-    with _bar() as progress:
-        total = sum(searching.rungs(points, search_seeds, halving=halving)) + seeds
-        bar = progress.add_task(f"{points} points", total=total)
-        notes_ = searching.search(
+    total = sum(searching.rungs(points, search_seeds, halving=halving)) + seeds
+    with _Progress(total) as progress:
+        for note in searching.search(
             stream, method, given, space, out, seeds=seeds, search_seeds=search_seeds, halving=halving,
-            workers=workers, lanes=lanes,
-        )  # fmt: skip
-        for note in notes_:
-            if isinstance(note, Failed):
-                shown = f"failed: {note.settings.label} ({note.settings.id}): {note.error}"
-                notes.print(shown, highlight=False, markup=False, soft_wrap=True)
-            progress.advance(bar)
+            on=on, workers=workers, lanes=lanes,
+        ):  # fmt: skip
+            if not isinstance(note, searching.Found):
+                progress.show(note)
     assert isinstance(note, searching.Found)
     ranked = sorted(note.points, key=lambda one: -searching.score(one[1]))
     table = Table(*space, "validation", box=None, padding=(0, 2))
@@ -375,6 +367,51 @@ def _set_threads(settings: Settings) -> None:
 def _bar() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=notes, transient=True)
+
+
+class _Progress:
+    """How far many runs are: done, running, failed, time left; a failure is said at once."""
+
+    def __init__(self, total: int) -> None:
+        self.done = self.here = self.failed = 0
+        self._running: set[str] = set()
+        self._left = total
+        self._bar = _bar()
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        self._task = self._bar.add_task("starting", total=self._left)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def show(self, note: Any) -> None:
+        """A note of a sweep. What was there before does not count as speed."""
+        from forgetless.sweep import Failed, Started
+
+        settings = note.settings
+        if isinstance(note, Started):
+            self._running.add(settings.id)
+        else:
+            self._running.discard(settings.id)
+            if isinstance(note, Failed):
+                self.failed += 1
+                name = f"{settings.label}, seed {settings.seed} ({settings.id})"
+                notes.print(f"failed: {name}: {note.error}", highlight=False, markup=False, soft_wrap=True)
+            elif note.again:
+                self.here += 1
+            else:
+                self.done += 1
+            if note.again:
+                self._left -= 1
+                self._bar.update(self._task, total=self._left)
+            else:
+                self._bar.advance(self._task)
+        self._bar.update(self._task, description=f"{self}, {len(self._running)} running")
+
+    def __str__(self) -> str:
+        return f"{self.done} done, {self.here} already there, {self.failed} failed"
 
 
 def _print_rows(records: list[record.Record]) -> None:

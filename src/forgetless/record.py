@@ -50,6 +50,18 @@ class Record:
         return asdict(self)
 
 
+def folder(name: str | Path) -> Path:
+    """A folder by its name, or by the URL of an object store (``s3://bucket/runs``), which behaves like one."""
+    if "://" not in str(name):
+        return Path(name)
+    try:
+        from upath import UPath
+    except ImportError:
+        raise ImportError(f"{name} needs universal-pathlib: pip install 'forgetless[store]'") from None
+    made: Any = UPath(str(name))
+    return made  # type: ignore[no-any-return]
+
+
 def path(out: Path, settings: Settings) -> Path:
     return out / settings.id / "record.json"
 
@@ -59,7 +71,11 @@ def write(record: Record, file: Path) -> None:
 
 
 def write_json(values: dict[str, Any], file: Path) -> None:
-    """Into a temporary file beside it, then into place."""
+    """Into a temporary file beside it, then into place; in an object store a file appears whole or not at all."""
+    remote: Any = None if isinstance(file, Path) else file
+    if remote is not None:
+        remote.write_text(json.dumps(values, indent=1) + "\n")
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".partial")
     try:

@@ -19,7 +19,7 @@ from typing import Any
 from forgetless import record
 from forgetless.config import resolve
 from forgetless.presets import GRIDS
-from forgetless.sweep import Done, Failed, Planned, read_toml, sweep
+from forgetless.sweep import Done, Failed, Planned, Started, read_toml, sweep
 
 Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -100,9 +100,10 @@ def search(
     seeds: int = 5,
     search_seeds: int = 1,
     halving: bool = False,
+    on: str = "here",
     workers: int | None = None,
     lanes: int | None = None,
-) -> Iterator[Done | Failed | Found]:
+) -> Iterator[Started | Done | Failed | Found]:
     """Search and retrain; gives what becomes of each run, and at the end what was found, also in ``out/search-….json``.
 
     given         settings all points share
@@ -123,7 +124,7 @@ def search(
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
         alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
         runs = {number: planned(points[number], seed, validation=True) for number in alive}
-        yield from sweep(list(runs.values()), out, workers=workers, lanes=lanes)
+        yield from sweep(list(runs.values()), out, on=on, workers=workers, lanes=lanes)
         for number, one in runs.items():
             file = record.path(out, one.settings)
             if file.exists():
@@ -135,7 +136,7 @@ def search(
             )
     best = max(alive, key=lambda number: score(scores[number]))
     finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
-    yield from sweep(finals, out, workers=workers, lanes=lanes)
+    yield from sweep(finals, out, on=on, workers=workers, lanes=lanes)
     made = [record.read(record.path(out, one.settings)) for one in finals if record.path(out, one.settings).exists()]
     if not made:
         raise ValueError("the chosen point failed on all training images; the errors are in error.json")

@@ -1,4 +1,4 @@
-"""Many runs on this machine: what has a record is not done again, and a run that fails stops no other.
+"""Many runs, here or on a cluster: what has a record is not done again, and a run that fails stops no other.
 
 A sweep is a TOML file; every list is a range of the product, and each ``[[runs]]`` a product of its own, which takes
 the settings above it:
@@ -16,8 +16,8 @@ the settings above it:
     repair = "k-fpf"
     every = [50, 100]
 
-On the CPU the runs are shared out to processes, one a core, each with one thread; on a GPU one process runs them in
-lanes. Imports no torch: the processes do.
+Here, runs on the CPU are shared out to processes, one a core, each with one thread; each GPU has a process, which runs
+its share in lanes. On Ray they are tasks (``cluster``). Imports no torch: the processes do.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ import itertools
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -43,6 +45,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+PLACES = ("here", "ray")
 LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a range of them is a list of lists
 
 
@@ -50,6 +53,11 @@ LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a r
 class Planned:
     settings: Settings
     sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Started:
+    settings: Settings
 
 
 @dataclass(frozen=True)
@@ -127,14 +135,23 @@ def error_path(out: Path, settings: Settings) -> Path:
 
 
 def sweep(
-    runs: Sequence[Planned], out: Path, *, workers: int | None = None, lanes: int | None = None, retry: bool = False
-) -> Iterator[Done | Failed]:
-    """Do the runs that have no record in ``out``; gives what became of each, as it comes.
+    runs: Sequence[Planned],
+    out: Path,
+    *,
+    on: str = "here",
+    workers: int | None = None,
+    lanes: int | None = None,
+    retry: bool = False,
+) -> Iterator[Started | Done | Failed]:
+    """Do the runs that have no record in ``out``; gives what becomes of each, as it comes.
 
+    on       "here": processes on this machine; "ray": a Ray cluster
     workers  processes for runs on the CPU (default: one a core)
-    lanes    runs side by side on a GPU (default: found by trying)
+    lanes    runs side by side on a GPU (default: found by trying; on Ray 8, which is also how many are one task)
     retry    also those that failed in an earlier sweep
     """
+    if on not in PLACES:
+        raise ValueError(f"on is {on!r}; it must be one of {', '.join(PLACES)}")
     for name, value in (("workers", workers), ("lanes", lanes)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be 1 or more")
@@ -146,37 +163,84 @@ def sweep(
             yield Failed(one.settings, _read_error(error_path(out, one.settings)), again=True)
         else:
             left.append(one)
-    on_gpu: dict[str, list[Planned]] = {}
-    for one in left:
-        if one.settings.device.startswith("cuda"):
-            on_gpu.setdefault(one.settings.device, []).append(one)
-    jobs = deque(on_gpu.values())
-    jobs.extend([one] for one in left if not one.settings.device.startswith("cuda"))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield from _share_out(jobs, out, min(len(jobs), max(len(on_gpu), workers or cores)), lanes)
+    if left and on == "ray":
+        yield from _on_ray(left, out, lanes)
+    elif left:
+        yield from _here(left, out, workers, lanes)
 
 
-def _share_out(jobs: deque[list[Planned]], out: Path, workers: int, lanes: int | None) -> Iterator[Done | Failed]:
+def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Failed:
+    """What became of a run, an error written down beside where its record would be."""
+    settings = one.settings
+    file = error_path(out, settings)
+    if error is None:
+        if file.exists():
+            file.unlink()
+        return Done(settings, again=False)
+    message, trace = error
+    values = {"id": settings.id, "label": settings.label, "settings": settings.to_dict(), "error": message}
+    record.write_json({**values, "trace": trace}, file)
+    return Failed(settings, message, again=False)
+
+
+def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None) -> Iterator[Started | Done | Failed]:
+    from forgetless import cluster
+
+    on_gpu: list[Planned] = []
+    on_cpu: list[Planned] = []
+    for one in runs:
+        if one.settings.device not in ("cpu", "cuda"):
+            raise ValueError(f"device is {one.settings.device!r}; on Ray it must be cpu or cuda: Ray says which GPU")
+        (on_cpu if one.settings.device == "cpu" else on_gpu).append(one)
+    size = lanes or cluster.LANES
+    packs = [on_gpu[i : i + size] for i in range(0, len(on_gpu), size)] + [[one] for one in on_cpu]
+    jobs = [
+        cluster.Job([(one.settings.to_dict(), dict(one.sources)) for one in pack], pack[0].settings.device != "cpu")
+        for pack in packs
+    ]
+    for number, outcomes in cluster.share_out(jobs, str(out), size):
+        pack = {one.settings.id: one for one in packs[number]}
+        if outcomes is None:
+            yield from (Started(one.settings) for one in pack.values())
+            continue
+        for name, error, made in outcomes:
+            file = record.path(out, pack[name].settings)
+            if made is not None and not file.exists():  # the nodes share no folder with this machine
+                record.write_json(made, file)
+            yield _note(pack[name], out, error)
+
+
+def _here(
+    runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None
+) -> Iterator[Started | Done | Failed]:
+    jobs: deque[_Job] = deque(_by_gpu(runs, _gpus()))
+    count = max(len(jobs), workers or cores())
+    jobs.extend(_Job([one]) for one in runs if not one.settings.device.startswith("cuda"))
     crew: dict[Connection, _Worker] = {}
     try:
         while jobs or crew:
-            while jobs and len(crew) < workers:
-                worker = _Worker(out, lanes)
+            while jobs and len(crew) < count:
+                worker = _Worker(out, lanes, jobs[0].gpu)
                 crew[worker.connection] = worker
                 worker.give(jobs.popleft())
             for connection in wait(list(crew)):
                 assert isinstance(connection, Connection)
                 worker = crew[connection]
                 try:
-                    settings, error = connection.recv()
+                    name, started, error = connection.recv()
                 except EOFError:  # killed, or out of memory: what it had is lost, the others go on
                     del crew[connection]
-                    yield from worker.died()
+                    worker.process.join()
+                    died = f"its process ended with exit code {worker.process.exitcode}"
+                    yield from (_note(one, out, (died, "")) for one in worker.has.values())
                     continue
-                yield worker.took_note(settings, error)
+                if started:
+                    yield Started(worker.has[name].settings)
+                    continue
+                yield _note(worker.has.pop(name), out, error)
                 if worker.has:
                     continue
-                if jobs:
+                if jobs and jobs[0].gpu == worker.gpu:
                     worker.give(jobs.popleft())
                 else:
                     worker.dismiss()
@@ -186,66 +250,104 @@ def _share_out(jobs: deque[list[Planned]], out: Path, workers: int, lanes: int |
             worker.process.kill()
 
 
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Runs for one process, and the GPU it may see (None: all there are, as on the CPU)."""
+
+    runs: list[Planned]
+    gpu: str | None = None
+
+
+def _gpus() -> list[str]:
+    """The GPUs here, as CUDA_VISIBLE_DEVICES names them; found without torch."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name]
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [str(number) for number, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
+
+
+def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
+    """A job for each GPU that is named; those of device ``cuda`` are dealt out to all GPUs there are."""
+    named: dict[str, list[Planned]] = {}
+    dealt: list[Planned] = []
+    for one in runs:
+        if one.settings.device == "cuda":
+            dealt.append(one)
+        elif one.settings.device.startswith("cuda"):
+            named.setdefault(one.settings.device, []).append(one)
+    if len(gpus) < 2:
+        return [_Job(members) for members in ([dealt] if dealt else []) + list(named.values())]
+    jobs = [_Job(members, gpu) for i, gpu in enumerate(gpus) if (members := dealt[i :: len(gpus)])]
+    return jobs + [_Job(members) for members in named.values()]
+
+
 class _Worker:
     """A process of its own, and the runs it has."""
 
-    def __init__(self, out: Path, lanes: int | None) -> None:
+    def __init__(self, out: Path, lanes: int | None, gpu: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self._out = out
+        self.gpu = gpu
         self.has: dict[str, Planned] = {}
-        threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = threads or "1"  # read when torch is imported there
-        try:
-            self.process: BaseProcess = context.Process(target=_work, args=(theirs, out, lanes), daemon=True)
+        # Read there when torch is imported.
+        wanted = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        with _environment(wanted if gpu is None else {**wanted, "CUDA_VISIBLE_DEVICES": gpu}):
+            self.process: BaseProcess = context.Process(target=_work, args=(theirs, str(out), lanes), daemon=True)
             self.process.start()
-        finally:
-            if threads is None:
-                del os.environ["OMP_NUM_THREADS"]
         theirs.close()
 
-    def give(self, runs: list[Planned]) -> None:
-        self.has = {one.settings.id: one for one in runs}
-        self.connection.send([(one.settings.to_dict(), dict(one.sources)) for one in runs])
-
-    def took_note(self, id: str, error: tuple[str, str] | None) -> Done | Failed:
-        settings = self.has.pop(id).settings
-        if error is None:
-            error_path(self._out, settings).unlink(missing_ok=True)
-            return Done(settings, again=False)
-        message, trace = error
-        values = {"id": id, "label": settings.label, "settings": settings.to_dict(), "error": message, "trace": trace}
-        record.write_json(values, error_path(self._out, settings))
-        return Failed(settings, message, again=False)
-
-    def died(self) -> Iterator[Failed]:
-        self.process.join()
-        for name in list(self.has):
-            note = self.took_note(name, (f"its process ended with exit code {self.process.exitcode}", ""))
-            assert isinstance(note, Failed)
-            yield note
+    def give(self, job: _Job) -> None:
+        self.has = {one.settings.id: one for one in job.runs}
+        self.connection.send([(one.settings.to_dict(), dict(one.sources)) for one in job.runs])
 
     def dismiss(self) -> None:
         self.connection.send(None)
         self.process.join()
 
 
-def _work(connection: Connection, out: Path, lanes: int | None) -> None:
-    """A process: takes jobs, a run or a pack of lanes each, and says what became of every run."""
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _work(connection: Connection, out: str, lanes: int | None) -> None:
+    """A process: takes jobs, a run or a pack of lanes each, and says what becomes of every run."""
     from forgetless import build
 
     streams: dict[Any, Any] = {}  # those of the last jobs, which mostly are the next one's too
+
+    def say_started(settings: Settings) -> None:
+        connection.send((settings.id, True, None))
+
     try:
         while (job := connection.recv()) is not None:
             if len(streams) > 1:
                 streams.clear()
             runs = [Settings.from_dict(settings) for settings, _ in job]
             sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
-            for settings, made in build.run_lanes(runs, lanes, out, sources, streams):
-                if isinstance(made, record.Record):
-                    connection.send((settings.id, None))
-                else:
-                    connection.send((settings.id, (f"{type(made.error).__name__}: {made.error}", made.trace)))
+            for settings, made in build.run_lanes(runs, lanes, record.folder(out), sources, streams, say_started):
+                error = None
+                if not isinstance(made, record.Record):
+                    error = (f"{type(made.error).__name__}: {made.error}", made.trace)
+                connection.send((settings.id, False, error))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return  # the sweep was stopped
 
