@@ -26,3 +26,16 @@ class NoHostRead(TorchDispatchMode):
 @pytest.fixture
 def no_host_read() -> NoHostRead:
     return NoHostRead()
+
+
+@pytest.fixture(scope="session")
+def records():
+    """Of three ways of training on the digits, two seeds each."""
+    from forgetless import build
+    from forgetless.config import resolve
+
+    found = []
+    for method, way in (("sgd", {}), ("er", {"repair": "fpf", "steps": 5}), ("joint", {})):
+        given = {"epochs": 2, "batch": 50, "replay": 50, **way}
+        found += [build.run(resolve("seq-digits", method, {**given, "seed": seed})[0]) for seed in (0, 1)]
+    return found

@@ -18,7 +18,7 @@ LAYERS = [
     {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
     {"evaluation", "training", "lanes", "contract"},
-    {"presets", "config", "record", "report", "build", "cluster", "sweep", "search", "targets"},
+    {"presets", "config", "record", "report", "page", "figures", "build", "cluster", "sweep", "search", "targets"},
     {"cli"},
 ]
 
@@ -86,7 +86,9 @@ except SystemExit as end:
     assert "torch" not in modules_after(code)
 
 
-@pytest.mark.parametrize("module", ["record", "report", "scores", "config", "presets", "catalogue"])
+@pytest.mark.parametrize(
+    "module", ["record", "report", "page", "figures", "sweep", "cluster", "targets", "config", "catalogue"]
+)
 def test_what_reads_records_imports_no_torch(module):
     assert "torch" not in modules_after(f"import forgetless.{module}")
 

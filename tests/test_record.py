@@ -15,7 +15,7 @@ def made():
 def test_a_record_comes_back_as_it_was_written(made, tmp_path):
     record.write(made, tmp_path / "a" / "record.json")
     assert record.read(tmp_path / "a" / "record.json") == made
-    assert record.read_all(tmp_path) == [made]
+    assert [record.read(file) for file in record.files(tmp_path)] == [made]
 
 
 def test_nothing_is_left_beside_a_record(made, tmp_path):

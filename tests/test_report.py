@@ -1,23 +1,9 @@
 import csv
 import dataclasses
-import re
 
 import pytest
 
-from forgetless import build, report
-from forgetless.config import resolve
-
-
-@pytest.fixture(scope="module")
-def records():
-    quick = {"epochs": 1, "batch": 50, "replay": 50, "steps": 5}
-    found = []
-    for method, way in (("sgd", {}), ("er", {"repair": "fpf"}), ("joint", {})):
-        given = {**quick, **way}
-        if not way:
-            del given["steps"]
-        found += [build.run(resolve("seq-digits", method, {**given, "seed": seed})[0]) for seed in (0, 1)]
-    return found
+from forgetless import report
 
 
 def test_rows_are_mean_and_deviation_over_seeds(records):
@@ -36,25 +22,6 @@ def test_large_numbers_have_a_prefix(value, text):
     assert report.si(value) == text
 
 
-def test_the_page_is_whole_and_needs_nothing_else(records):
-    page = report.page(records, "A <title>")
-    assert "A &lt;title&gt;" in page
-    assert len(re.findall("<svg", page)) == 3
-    assert page.count("<svg") == page.count("</svg>")
-    assert not re.findall(r"(?:src|href)=", page)
-    assert "http" not in page
-    for row in report.rows(records):
-        assert f"{row.accuracy:.1f}" in page
-        assert all(record.id in page for record in row.records)
-
-
-def test_labels_keep_a_distance():
-    placed = report._spread([(0.0, 100.0), (5.0, 101.0), (0.0, 50.0), (0.0, 100.5), (500.0, 100.0)])
-    assert placed[0] == placed[4] == 100.0  # the last one is far to the side
-    assert placed[2] == 50.0
-    assert sorted(placed[:2] + placed[3:4]) == [100.0, 113.5, 127.0]
-
-
 def test_ways_that_differ_in_more_than_the_seed_are_rows_of_their_own(records):
     sgd = records[0]
     other = dataclasses.replace(sgd, settings={**sgd.settings, "buffer": 7, "seed": 5}, accuracy=10.0)
@@ -71,3 +38,21 @@ def test_the_table_has_a_line_for_each_row_with_its_records(records):
     assert float(lines[0]["accuracy"]) == pytest.approx((records[0].accuracy + records[1].accuracy) / 2)
     assert lines[0]["records"] == f"{records[0].id} {records[1].id}"
     assert int(lines[0]["flops"]) == sum(records[0].flops.values())
+
+
+def test_the_latex_table_has_the_best_of_each_stream_in_bold_and_escapes_names(records):
+    one = dataclasses.replace(records[0], accuracy=60.0, label="a_b")
+    two = dataclasses.replace(one, settings={**one.settings, "lr": 9.0}, accuracy=64.5)
+    lines = report.latex([one, two]).splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrr}"
+    assert [line.split(" & ")[1] for line in lines if "b, lr" in line] == ["$60.00$", r"$\mathbf{64.50}$"]
+    assert r"a\_b, lr 9.0" in lines[-3]
+    assert lines[-1] == r"\end{tabular}"
+
+
+def test_the_front_has_those_no_other_beats_in_both(records):
+    made = {}
+    for name, flops, accuracy in (("cheap", 1, 30.0), ("worse", 2, 20.0), ("good", 3, 70.0), ("dear", 9, 69.0)):
+        made[name] = dataclasses.replace(records[0], label=name, flops={"train": flops}, accuracy=accuracy)
+    rows = [report.Row(name, (one,)) for name, one in made.items()]
+    assert [row.label for row in report.front(rows)] == ["cheap", "good"]

@@ -205,6 +205,8 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
         if settings.device.startswith("cuda")
         else f"{platform.machine()} CPU",
         engine=result.engine,
+        tensor_changes={name: [_digits(v) for v in values] for name, values in result.tensor_changes.items()},
+        boundaries=list(result.boundaries),
     )
 
 
@@ -216,6 +218,11 @@ def _accepted(call: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, 
 
 def _rounded(matrix: tuple[tuple[float, ...], ...]) -> list[list[float]]:
     return [[round(value, 3) for value in row] for row in matrix]
+
+
+def _digits(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")
 
 
 def _round(value: float | None) -> float | None:

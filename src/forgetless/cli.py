@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forgetless import catalogue, record, report
+from forgetless import catalogue, page, record, report
 from forgetless.config import Settings, resolve
 
 app = typer.Typer(
@@ -141,9 +141,10 @@ def demo(
             found.append(run_one(settings, sources, out, stream=stream))
             progress.advance(bar)
     _print_rows(found)
-    page = out / "report.html"
-    page.write_text(report.page(found, "Digits in five tasks"), encoding="utf-8")
-    screen.print(f"page: {page}\nrecords: {out}")
+    file = out / "report.html"
+    links = {made.id: f"{made.id}/record.json" for made in found}
+    file.write_text(page.html(found, "Digits in five tasks", links), encoding="utf-8")
+    screen.print(f"page: {file}\nrecords: {out}")
 
 
 @app.command()
@@ -232,29 +233,44 @@ def search(
 @app.command("report")
 def report_(
     folders: Annotated[
-        list[Path], typer.Argument(help="Folders of records, as `run`, `search` and `sweep` leave them.")
+        list[str], typer.Argument(help="Folders or URLs of records, as `run`, `search` and `sweep` leave them.")
     ],
     out: Annotated[Path, typer.Option(help="The page.")] = Path("report.html"),
-    table: Annotated[Path | None, typer.Option(help="Also the table, as CSV.")] = None,
+    table: Annotated[Path | None, typer.Option(help="Also the table: .csv, or .tex for LaTeX.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also the figures, into this folder.")] = None,
+    formats: Annotated[str, typer.Option(help="Of the figures: png, svg, pdf, with commas between.")] = "png,svg,pdf",
     title: Annotated[str | None, typer.Option(help="Of the page; default: the streams.")] = None,
 ) -> None:
-    """A table, and a self-contained page with the pictures, of all records in some folders."""
-    found = [made for folder in folders for made in record.read_all(folder)]
+    """A table, and one self-contained page with the pictures, of all records in some folders."""
+    if table is not None and table.suffix not in (".csv", ".tex"):
+        raise ValueError(f"table is {str(table)!r}; its name must end in .csv or .tex")
+    files = [file for name in folders for file in record.files(record.folder(name))]
+    found = [record.read(file) for file in files]
     if not found:
-        raise ValueError(
-            f"there is no record in {', '.join(map(str, folders))}; a run leaves <folder>/<id>/record.json"
-        )
+        raise ValueError(f"there is no record in {', '.join(folders)}; a run leaves <folder>/<id>/record.json")
     streams = list(dict.fromkeys(made.settings["stream"] for made in found))
-    pages = [out] if len(streams) == 1 else [out.with_stem(f"{out.stem}-{stream.split(':')[-1]}") for stream in streams]
-    for stream, file in zip(streams, pages, strict=True):
-        own = [made for made in found if made.settings["stream"] == stream]
+    for stream in streams:
         screen.print(stream)
-        _print_rows(own)
-        file.write_text(report.page(own, title or stream), encoding="utf-8")
-        screen.print(f"page: {file}")
+        _print_rows([made for made in found if made.settings["stream"] == stream])
+    links = {made.id: _address(file, out) for made, file in zip(found, files, strict=True)}
+    out.write_text(page.html(found, title or ", ".join(streams), links), encoding="utf-8")
+    screen.print(f"page: {out}")
     if table is not None:
-        table.write_text(report.table(found), encoding="utf-8")
+        text = report.latex(found) if table.suffix == ".tex" else report.table(found)
+        table.write_text(text, encoding="utf-8")
         screen.print(f"table: {table}")
+    if figures is not None:
+        from forgetless import figures as drawing
+
+        for file in drawing.of_records(found, figures, tuple(formats.split(","))):
+            screen.print(f"figure: {file}")
+
+
+def _address(file: Path, page: Path) -> str:
+    """Of a record, from where the page is."""
+    if "://" in str(file):
+        return str(file)
+    return Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
 
 
 @data.command("list")

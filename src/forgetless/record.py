@@ -44,6 +44,8 @@ class Record:
     versions: dict[str, str]
     device: str
     engine: dict[str, Any] = field(default_factory=dict)  # precision, whether captured, peak memory or threads
+    tensor_changes: dict[str, list[float]] = field(default_factory=dict)  # between tasks, mean over epochs, 4 digits
+    boundaries: list[int] = field(default_factory=list)  # rows of epoch_changes where the changes alone tell a new task
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,5 +103,6 @@ def read(file: Path) -> Record:
         raise ValueError(f"{file} is not a record: {error}") from None
 
 
-def read_all(folder: Path) -> list[Record]:
-    return [read(file) for file in sorted(folder.glob("**/record.json"))]
+def files(folder: Path) -> list[Path]:
+    """Those of the records in a folder, at any depth."""
+    return sorted(folder.glob("**/record.json"))

@@ -94,6 +94,8 @@ class Result:
     losses: tuple[tuple[int, int, float], ...]  # (task, epoch, mean loss)
     epoch_changes: tuple[tuple[int, int, dict[str, float]], ...]  # (task, epoch, change by group)
     task_changes: tuple[tuple[int, int, dict[str, float]], ...]
+    tensor_changes: dict[str, list[float]]  # of each tensor from one task to the next, mean over epochs
+    boundaries: tuple[int, ...]  # rows of ``epoch_changes`` at which the changes alone tell that a new task begins
     profile: Profile
     finetunings: tuple[Repaired, ...]
     flops: dict[str, int]
@@ -369,6 +371,8 @@ def _train(
             tuple(losses),
             tuple((row.task, row.epoch, repair.groups(row)) for row in repair.tracker.between_epochs),
             tuple((row.task, row.epoch, repair.groups(row)) for row in repair.tracker.between_tasks),
+            repair.tensor_changes(),
+            tuple(dynamics.boundaries([row.changes.tolist() for row in repair.tracker.between_epochs])),
             repair.selection.profile(changes, len(repair.tracker.between_tasks)),
             tuple(finetunings),
             learner.ledger.to_dict(),
@@ -401,6 +405,14 @@ class Repair:
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
+
+    def tensor_changes(self) -> dict[str, list[float]]:
+        """How far each tensor moved from one task to the next: a value for each pair of tasks, mean over epochs."""
+        by_task: dict[int, list[Tensor]] = {}
+        for row in self.tracker.between_tasks:
+            by_task.setdefault(row.task, []).append(row.changes)
+        means = [torch.stack(rows).mean(0).tolist() for rows in by_task.values()]
+        return {name: [values[i] for values in means] for i, name in enumerate(self.tracker.names)}
 
     def run(self, step: int, task: int, epoch: int) -> Generator[Event, None, Repaired | None]:
         """One finetuning, if groups are chosen or can be by now."""
