@@ -18,7 +18,22 @@ LAYERS = [
     {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
     {"evaluation", "training", "lanes", "contract"},
-    {"presets", "config", "record", "report", "page", "figures", "build", "cluster", "sweep", "search", "targets"},
+    {
+        "presets",
+        "config",
+        "record",
+        "report",
+        "page",
+        "figures",
+        "build",
+        "cluster",
+        "sweep",
+        "search",
+        "targets",
+        "filters",
+        "reproduce",
+        "studies",
+    },
     {"cli"},
 ]
 
@@ -87,7 +102,7 @@ except SystemExit as end:
 
 
 @pytest.mark.parametrize(
-    "module", ["record", "report", "page", "figures", "sweep", "cluster", "targets", "config", "catalogue"]
+    "module", ["record", "report", "page", "figures", "sweep", "cluster", "targets", "studies", "catalogue"]
 )
 def test_what_reads_records_imports_no_torch(module):
     assert "torch" not in modules_after(f"import forgetless.{module}")

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,6 +88,9 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "seq-mnist", "er"], "is missing: run `forgetless data get mnist`, or set FORGETLESS_DATA"),
         (["data", "get", "mnits"], "error: no data set named 'mnits'; did you mean 'mnist'?"),
         (["data", "get", "pacs"], "error: pacs has no address to fetch it from"),
+        (["reproduce", "tabel1"], "error: nothing named 'tabel1' to reproduce; did you mean 'table1'? Known: table1"),
+        (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
+        (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
         (["rnu"], "error: No such command 'rnu'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -124,12 +128,33 @@ def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
         forgetless("run", "seq-digits", method, *QUICK, "--json", cwd=tmp_path)
     code = (
         "import sys\nfrom forgetless.cli import app\n"
-        "app(['report', 'runs', '--out', 'page.html', '--table', 'table.csv'], standalone_mode=False)\n"
+        "app(['report', 'runs', '--out', 'page.html', '--table', 'table.csv', '--figures', 'figures', '--formats', "
+        "'svg'], standalone_mode=False)\n"
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "page: page.html" in done.stdout
     assert "<svg" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "figures" / "cost.svg").exists()
     lines = (tmp_path / "table.csv").read_text().splitlines()
     assert sorted(line.split(",")[1] for line in lines) == ["er", "method", "sgd"]
     assert "error: there is no record in nowhere" in forgetless("report", "nowhere", cwd=tmp_path, expect=2).stderr
+
+
+def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):
+    done = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
+    assert "quick: seq-digits, 1 seed" in done.stdout
+    assert "er, fc1 frozen" in done.stdout
+    assert "hold: freezing fc1 costs the most (none frozen " in done.stdout.replace("holds", "hold")
+    assert (tmp_path / "figures" / "freeze-seq-digits.png").stat().st_size > 1000
+    values = json.loads((tmp_path / "runs" / "reproduce-freeze-quick.json").read_text())
+    assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
+    assert all(len(line["records"]) == 1 for line in values["lines"])
+    again = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
+    assert "0 done, 4 already there, 0 failed" in again.stdout
+
+
+def test_the_list_says_what_each_item_costs(tmp_path):
+    done = forgetless("reproduce", "--list", cwd=tmp_path)
+    assert re.search(r"table1 +805 +7\.\d+ ", done.stdout)
+    assert re.search(r"filter-dynamics +1 ", done.stdout)

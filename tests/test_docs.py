@@ -37,7 +37,7 @@ def test_the_commands_of_the_readme_are_understood(tmp_path, monkeypatch):
             assert all(option in helped for option in options), line
             resolve(words[1], words[2], {})
         else:
-            assert words[0] in ("demo", "list", "data", "sweep", "search", "report")
+            assert words[0] in ("demo", "list", "data", "sweep", "search", "report", "reproduce")
 
 
 def test_the_plan_of_the_readme_is_one():
@@ -70,6 +70,12 @@ def test_the_costs_of_observe_in_the_readme_are_those_of_the_records():
         percent = json.loads((ROOT / f"benchmarks/records/observe-{name}.json").read_text())["overhead_percent"]
         assert shown == (f"{percent:.1f} %" if percent < 1 else f"{percent:.0f} %")
         assert shown in README
+
+
+def test_the_time_of_a_report_in_the_readme_is_that_of_the_record():
+    made = json.loads((ROOT / "benchmarks/records/report-cpu.json").read_text())
+    assert made["records"] == 1000
+    assert f"records take {made['seconds'][2]:.1f} s" in README
 
 
 def test_links_lead_somewhere():

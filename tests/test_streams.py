@@ -54,3 +54,11 @@ def test_the_real_streams_are_as_the_paper_says(name):
 def test_orders_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="takes a seed for the angles"):
         streams.rot_mnist(order=[1, 2])
+
+
+def test_large_digits_are_the_digits_with_every_pixel_sixteen_times():
+    small, large = streams.seq_digits(), streams.large_digits()
+    x = large.tasks[2].train.x
+    assert x.shape[1:] == (1, 32, 32)
+    assert x[:, :, 1::4, 3::4].equal(small.tasks[2].train.x)
+    assert large.tasks[2].test.y.equal(small.tasks[2].test.y)

@@ -230,6 +230,120 @@ def search(
     screen.print(f"all of it: {searching.path(out, note)}")
 
 
+@app.command()
+def reproduce(
+    what: Annotated[str | None, typer.Argument(help="A name of --list.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="What there is, and what each costs.")] = False,
+    stream: Annotated[str | None, typer.Option(help="Only this column; with --quick also another stream.")] = None,
+    buffer: Annotated[int | None, typer.Option(help="Only this size of the buffer.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Only these rows of a table: er,fpf+er,…")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each; default: 5, with --quick 2.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small version: digits, few seeds and points.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Out = Path("runs"),
+    figures: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    formats: Annotated[str, typer.Option(help="Of the figures: png, svg, pdf, with commas between.")] = "png",
+    on: On = "here",
+    workers: Workers = None,
+    lanes: Lanes = None,
+) -> None:
+    """A table or figure of the paper: the paper's number, ours, the difference in standard errors; and the figure."""
+    from forgetless import figures as drawing
+    from forgetless import reproduce as reproducing
+    from forgetless import sweep as sweeping
+    from forgetless.studies import ITEMS
+    from forgetless.studies import notes as said
+
+    options = reproducing.Options(stream, buffer, _list(rows) or (), seeds, quick, device)
+    if list_all:
+        _list_items(options)
+        return
+    if what is None:
+        raise ValueError(f"say what to reproduce: one of {', '.join(ITEMS)}; --list says what each costs")
+    if what not in ITEMS:
+        raise ValueError(
+            f"nothing named {what!r} to reproduce{catalogue.nearest(what, ITEMS)} Known: {', '.join(ITEMS)}"
+        )
+    drawing.check_formats(formats.split(","))
+    item = ITEMS[what]
+    lines = item.lines(options)
+    runs = reproducing.runs(lines)
+    remarks = said(what, options, lines)
+    for remark in remarks:
+        screen.print(remark, highlight=False, soft_wrap=True)
+    with _Progress(len(runs)) as progress:
+        if item.filters:
+            from forgetless import filters
+
+            for one in runs:
+                progress.show(sweeping.Started(one.settings))
+                filters.measure(one, out)
+                progress.show(sweeping.Done(one.settings, again=False))
+        else:
+            for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes):
+                progress.show(note)
+    found = reproducing.measure(lines, out)
+    if not found:
+        raise ValueError(f"all runs failed; the errors are in {out}/<id>/error.json")
+    for name in dict.fromkeys(measured.line.stream for measured in found):
+        screen.print(name)
+        _print_comparison([measured for measured in found if measured.line.stream == name])
+    findings = item.findings(found)
+    for finding in findings:
+        screen.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+    for name, picture in item.draw(found).items():
+        stem = f"{what}-{name}" if stream is None or stream in name else f"{what}-{stream}-{name}"
+        for file in drawing.save(picture, figures, stem.replace(":", "-"), formats.split(",")):
+            screen.print(f"figure: {file}", soft_wrap=True)
+    file = out / f"reproduce-{what}{f'-{stream}' if stream else ''}{'-quick' if quick else ''}.json"
+    record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
+    screen.print(f"{progress}; all of it: {file}", soft_wrap=True)
+    if progress.failed:
+        raise typer.Exit(1)
+
+
+def _print_comparison(found: list[Any]) -> None:
+    """Rows of ``reproduce`` of one stream; the paper's columns where there is something in them."""
+    compared = any(one.line.target for one in found)
+    headings = [
+        "",
+        *(["paper"] if compared else []),
+        "ours",
+        *(["difference", "in s.e."] if compared else []),
+        "TFLOPs",
+    ]
+    table = Table(box=None, padding=(0, 2))
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
+    for one in found:
+        target = one.line.target
+        unit = "" if one.line.metric == "accuracy" else f" ({one.line.metric.replace('_', ' ')})"
+        paper = "" if target is None else f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
+        difference = "" if one.difference is None else f"{one.difference:+.2f}"
+        errors = "" if one.errors is None else f"{one.errors:+.1f}"
+        ours = f"{one.mean:.2f} ± {one.std:.2f}"
+        theirs = ([paper], [difference, errors]) if compared else ([], [])
+        table.add_row(one.line.name + unit, *theirs[0], ours, *theirs[1], f"{one.tflops:.3g}")
+    screen.print(table)
+
+
+def _list_items(options: Any) -> None:
+    """Every item with the runs and steps it takes."""
+    from forgetless.reproduce import runs, training_steps
+    from forgetless.studies import ITEMS
+
+    shown = Table("name", "runs", "million steps", "what", box=None, padding=(0, 2))
+    for name, item in ITEMS.items():
+        planned = runs(item.lines(options))
+        total = sum(training_steps(one.settings) for one in planned)
+        shown.add_row(name, str(len(planned)), f"{total / 1e6:.3g}", f"{item.summary} ({item.where})")
+    screen.print(shown)
+    screen.print(
+        "A step of ResNet-18 on 32×32 images takes about 1 ms on an H200 in lanes (docs/speed.md), so that a million "
+        "steps are about 17 minutes; one of the MLP takes about 0.6 ms on a CPU core. --quick: minutes on a CPU."
+    )
+
+
 @app.command("report")
 def report_(
     folders: Annotated[

@@ -45,6 +45,7 @@ class Record:
     device: str
     engine: dict[str, Any] = field(default_factory=dict)  # precision, whether captured, peak memory or threads
     tensor_changes: dict[str, list[float]] = field(default_factory=dict)  # between tasks, mean over epochs, 4 digits
+    details: dict[str, Any] = field(default_factory=dict)  # of runs that were watched closer
     boundaries: list[int] = field(default_factory=list)  # rows of epoch_changes where the changes alone tell a new task
     format: int = FORMAT
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from forgetless.datasets import cifar, digits, medmnist, mnist, pacs, tinyimagenet
 from forgetless.datasets.files import root as data_root
-from forgetless.stream import Stream, rotated, split_by_class, split_by_domain
+from forgetless.stream import Split, Stream, rotated, split_by_class, split_by_domain
 
 Order = Sequence[int] | int | None
 
 
 def seq_digits(root: Path | None = None, order: Order = None) -> Stream:
     return split_by_class("seq-digits", *digits.read(), sizes=[2] * 5, order=order)
+
+
+def large_digits(order: Order = None) -> Stream:
+    """The digits at 32×32, every pixel four times as wide and high, for networks that need larger images."""
+    small = seq_digits(order=order)
+
+    def enlarge(split: Split) -> Split:
+        return Split(split.x.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3), split.y)
+
+    tasks = tuple(replace(task, train=enlarge(task.train), test=enlarge(task.test)) for task in small.tasks)
+    return replace(small, name="large-digits", tasks=tasks)
 
 
 def seq_mnist(root: Path | None = None, order: Order = None) -> Stream:

@@ -119,8 +119,8 @@ class Run(Iterator[Event]):
     On a GPU, work of the run may still be queued at ``Stepped`` and ``Waiting``: look at the network at other events.
     """
 
-    def __init__(self, engine: Engine, events: Generator[Event]) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, network: nn.Module, events: Generator[Event]) -> None:
+        self.engine, self.network = engine, network
         self._events = events
 
     def __next__(self) -> Event:
@@ -178,7 +178,7 @@ def train(
         stream, method, network, epochs, batch, lr, replay or batch, buffer, weight_decay, finetune, tuple(freeze),
         seed, engine, resident,
     )  # fmt: skip
-    return Run(engine, events)
+    return Run(engine, network, events)
 
 
 def is_own(part: Method | nn.Module) -> bool:

@@ -23,6 +23,10 @@ class VGG11(nn.Module):
         self.fc1 = nn.Linear(512, 512)
         self.fc2 = nn.Linear(512, 512)
         self.fc3 = nn.Linear(512, classes)
+        for module in self.modules():  # with torch's own start nothing of the signal is left after eleven layers
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def features(self, x: Tensor) -> Tensor:
         """What the last layer sees."""

@@ -1,0 +1,76 @@
+import dataclasses
+import math
+
+import pytest
+
+from forgetless import reproduce, targets
+from forgetless.config import resolve
+from forgetless.reproduce import Line, Measured, Options
+from forgetless.sweep import Planned
+
+
+def measured(records, target, accuracies, metric="accuracy"):
+    made = tuple(dataclasses.replace(records[0], accuracy=value) for value in accuracies)
+    return Measured(Line("er", (Planned(*resolve("seq-digits", "er", {})),), target, metric), made)
+
+
+def test_the_difference_is_in_standard_errors_of_both_means(records):
+    target = targets.Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
+    one = measured(records, target, [57.0, 59.0])
+    assert one.mean == 58.0
+    assert one.std == pytest.approx(math.sqrt(2))
+    assert one.difference == -2.0
+    assert one.errors == pytest.approx(-2 / math.sqrt(4 / 5 + 2 / 2))
+    assert measured(records, target, [57.0]).errors is None
+    assert measured(records, None, [57.0, 59.0]).difference is None
+
+
+def test_metrics_are_read_from_records(records):
+    made = dataclasses.replace(records[0], anytime=[90.0, 70.0], flops={"train": 3 * 10**12, "finetune": 10**12})
+    assert reproduce.value(made, "accuracy") == made.accuracy
+    assert reproduce.value(made, "accuracy_after_task_2") == 70.0
+    assert reproduce.value(made, "finetune_tflops") == 1.0
+    assert reproduce.value(made, "train_tflops") == 4.0
+    with pytest.raises(ValueError, match="metric is 'loss'"):
+        reproduce.value(made, "loss")
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "given"),
+    [
+        ("er", "er", {}),
+        ("fpf+derpp", "derpp", {"repair": "fpf"}),
+        ("fpf-all+er", "er", {"repair": "fpf", "groups": "all"}),
+        ("k-fpf-ce", "sgd", {"repair": "k-fpf"}),
+        ("k-fpf-all-ce", "sgd", {"repair": "k-fpf", "groups": "all"}),
+        ("k-fpf-kd", "sgd", {"repair": "k-fpf", "kd": 0.2}),
+    ],
+)
+def test_labels_of_the_tables_are_runs_with_that_label(label, method, given):
+    assert reproduce.way(label, "seq-cifar10") == (method, given)
+    assert resolve("seq-cifar10", method, given)[0].label == label
+
+
+def test_steps_of_a_run_count_training_and_finetuning():
+    given = {"repair": "k-fpf", "every": 1500, "steps": 100, "epochs": 5, "batch": 32}
+    settings, _ = resolve("seq-pathmnist", "sgd", given)
+    assert reproduce.steps("seq-pathmnist") == 14_061  # the paper's k = 9 at τ = 1500
+    assert reproduce.training_steps(settings) == 14_061 + (9 + 1) * 100
+
+
+def test_runs_are_planned_for_each_seed_and_once_for_lines_that_share_them():
+    runs = reproduce.planned("seq-digits", "er", {"buffer": 100}, Options(quick=True))
+    assert [one.settings.seed for one in runs] == [0, 1]
+    assert len(reproduce.planned("seq-digits", "er", {}, Options())) == 5
+    assert reproduce.runs([Line("a", runs), Line("b", runs, metric="train_tflops")]) == list(runs)
+
+
+def test_what_comes_out_is_plain_data(records):
+    target = targets.Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
+    one = measured(records, target, [57.0, 59.0])
+    made = reproduce.to_dict("table1", [one], [reproduce.Finding("it works", True, "1 of 1")], ["quick"])
+    assert made["lines"][0]["paper"] == [60.0, 2.0]
+    assert made["lines"][0]["ours"] == [58.0, 1.414]
+    assert made["lines"][0]["difference"] == -2.0
+    assert made["findings"] == [{"claim": "it works", "holds": True, "numbers": "1 of 1"}]
+    assert str(reproduce.Finding("it works", False, "0 of 1")) == "does not hold: it works (0 of 1)"

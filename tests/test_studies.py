@@ -1,0 +1,157 @@
+import dataclasses
+import os
+import re
+
+import pytest
+
+from forgetless import catalogue, reproduce, studies
+from forgetless.reproduce import Line, Measured, Options
+from forgetless.studies import ITEMS
+from forgetless.targets import targets
+
+
+def test_every_number_of_the_papers_tables_is_the_target_of_an_item():
+    compared = {line.target for item in ITEMS.values() if item.tables for line in item.lines(Options())}
+    assert {target for target in targets() if target.table != "der-authors"} == compared
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_line_runs_what_its_target_says(name):
+    lines = ITEMS[name].lines(Options(seeds=1, device="cuda"))
+    for line in lines:
+        settings = line.runs[0].settings
+        assert settings.device == "cuda"
+        target = line.target
+        if target is None:
+            assert not ITEMS[name].tables
+            continue
+        assert settings.label == target.label
+        assert (settings.stream, settings.network, settings.epochs) == (target.stream, target.network, target.epochs)
+        assert target.buffer in (None, settings.buffer)
+        assert settings.freeze == ((target.freeze,) if target.freeze else ())
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_every_item_has_a_quick_version_that_says_what_it_is(name):
+    options = Options(quick=True)
+    lines = ITEMS[name].lines(options)
+    assert all(line.stream in (studies.QUICK, studies.LARGE) for line in lines)
+    assert max(one.settings.seed for line in lines for one in line.runs) <= 1
+    assert "quick: " in studies.notes(name, options, lines)[0]
+
+
+def test_rows_columns_and_buffers_can_be_picked():
+    lines = ITEMS["table1"].lines(Options("seq-cifar10", 500, ("k-fpf-ce",)))
+    assert [(line.name, line.target.mean, len(line.runs)) for line in lines] == [("k-fpf-ce, buffer 500", 64.35, 5)]
+    quick = ITEMS["mlp-vgg"].lines(Options("seq-mnist", quick=True, rows=("er", "fpf+er")))
+    assert [(line.name, line.target.mean, len(line.runs)) for line in quick] == [
+        ("er, buffer 500", 86.73, 2), ("fpf+er, buffer 500", 91.15, 2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("table1", Options("seq-cifar"), "table1 has no column 'seq-cifar'; did you mean 'seq-cifar10'"),
+        ("table1", Options(rows=("mir",)), "table1 has no rows mir with buffer None; it has joint, sgd"),
+        ("table1", Options(buffer=300, rows=("er",)), "has no rows er with buffer 300; .* with buffer 200, 500"),
+        ("k-tau", Options("my:stream"), "stream is 'my:stream'; for k-tau it must be one of"),
+        ("dynamics", Options("seq-digit", quick=True), "no stream named 'seq-digit'"),
+    ],
+)
+def test_what_the_paper_does_not_have_is_refused(name, options, match):
+    with pytest.raises(ValueError, match=match):
+        ITEMS[name].lines(options)
+
+
+def test_the_table_of_all_parameters_is_its_papers_set_up():
+    lines = ITEMS["fpf-all"].lines(Options("seq-pathmnist", seeds=1, rows=("k-fpf-all-ce", "fpf+er")))
+    k_fpf, fpf = lines[0].runs[0].settings, lines[2].runs[0].settings
+    assert (k_fpf.steps, k_fpf.every, k_fpf.groups) == (100, 2813, "all")  # four times, and at the end
+    assert (fpf.steps, fpf.every) == (100, None)
+
+
+def line(name, at=(), stream="seq-digits", target=None, metric="accuracy"):
+    planned = reproduce.planned(stream, "er", {}, Options(seeds=1))
+    return Line(name, planned, target, metric, at)
+
+
+def with_accuracy(record, *values, **changes):
+    return tuple(dataclasses.replace(record, accuracy=value, **changes) for value in values)
+
+
+def test_findings_tell_whether_fpf_improves_and_whether_k_fpf_pays(records):
+    cheap, dear = {"train": 10}, {"train": 100}
+    found = [
+        Measured(line("er"), with_accuracy(records[0], 60.0, flops=dear)),
+        Measured(line("fpf+er"), with_accuracy(records[0], 66.0, flops=dear)),
+        Measured(line("der"), with_accuracy(records[0], 70.0, flops=dear)),
+        Measured(line("fpf+der"), with_accuracy(records[0], 69.0, flops=dear)),
+        Measured(line("k-fpf-ce"), with_accuracy(records[0], 71.0, flops=cheap)),
+    ]
+    improves, pays = studies.fpf_improves(found)
+    assert not improves.holds
+    assert improves.numbers == "er +6.0, der -1.0"
+    assert pays.holds
+
+
+def test_findings_of_the_dynamics_are_worked_from_the_changes(records):
+    changes = [[t, e, {"fc1": 0.4 / e, "fc3": 0.9 / e}] for t in (1, 2, 3) for e in (1, 2)]
+    made = dataclasses.replace(records[0], epoch_changes=changes, boundaries=[2], sensitivity={"fc1": 0.6, "fc3": 1.4})
+    switches, told, ranking = studies.dynamics_findings([Measured(line("SGD"), (made,))])
+    assert switches.holds
+    assert switches.numbers == "fc1 2.0 ×, fc3 2.0 ×"
+    assert not told.holds
+    assert told.numbers == "found 1 of 2, 0 where none is"
+    assert ranking.holds
+    domain = dataclasses.replace(made, settings={**made.settings, "stream": "seq-pacs"})
+    assert not studies.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
+
+
+def test_stages_of_batch_norm_are_told_from_the_names(records):
+    changes = {
+        "conv1.weight": [9.0], "bn1.weight": [0.4], "bn1.bias": [0.2], "bn1.running_mean": [7.0],
+        "block1.0.bn1.weight": [0.1], "block1.0.shortcut.1.weight": [5.0],
+    }  # fmt: skip
+    made = dataclasses.replace(records[0], tensor_changes=changes)
+    assert studies.stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [0.1]}
+
+
+def test_findings_of_k_and_tau(records):
+    values = {(2, 10): 50.0, (2, 30): 60.0, (9, 10): 70.0, (9, 30): 71.0, (41, 10): 72.0, (41, 30): 73.0}
+    found = [
+        Measured(line(f"{k}-{s}", (k, 100 // k, s)), with_accuracy(records[0], value, flops={"train": 10 + k * s}))
+        for (k, s), value in values.items()
+    ]
+    few, saturates, many = studies.k_tau_findings(found)
+    assert few.holds
+    assert few.numbers == "k 2: 60.0 %, k 9: 71.0 %, k 41: 73.0 %"
+    assert saturates.numbers == "70.0 → 71.0 %"
+    assert saturates.holds
+    assert many.holds
+    star = studies.draw_k_tau(found)["k-tau"].axes[0].lines[-1].get_xydata().tolist()
+    assert star == [[pytest.approx((10 + 41 * 30) / 1e12), 73.0]]  # 72 is not within a point of the best
+
+
+def test_findings_of_what_is_finetuned(records):
+    values = {"FC1": 50.0, "FC2": 55.0, "FC3": 70.0, "ALL": 69.0}
+    found = [Measured(line(n, ("k-FPF", n)), with_accuracy(records[2], v)) for n, v in values.items()]
+    part, head = studies.parameters_findings(found)
+    assert part.holds
+    assert head.holds
+    assert head.numbers.startswith("by 15.0")
+
+
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA is not set")
+@pytest.mark.parametrize("name", [n for n in catalogue.STREAMS if n not in ("rot-mnist", "seq-tinyimagenet")])
+def test_the_numbers_of_images_are_those_of_the_data(name):
+    stream = catalogue.load("stream", name)()
+    assert sum(len(task.train) for task in stream.tasks) == reproduce.IMAGES[name]
+
+
+def test_names_in_the_list_are_those_of_the_issue_and_have_a_summary():
+    assert list(ITEMS) == [
+        "table1", "mlp-vgg", "fpf-all", "anytime", "many-epochs", "freeze", "dynamics", "bn-dynamics",
+        "filter-dynamics", "parameters", "k-tau", "buffer-epochs", "flops-accuracy",
+    ]  # fmt: skip
+    assert all(re.match(r"\w", item.summary) for item in ITEMS.values())
