@@ -56,3 +56,6 @@ def test_the_front_has_those_no_other_beats_in_both(records):
         made[name] = dataclasses.replace(records[0], label=name, flops={"train": flops}, accuracy=accuracy)
     rows = [report.Row(name, (one,)) for name, one in made.items()]
     assert [row.label for row in report.front(rows)] == ["cheap", "good"]
+    joint = dataclasses.replace(records[-1], flops={"train": 1}, accuracy=99.0)
+    assert [row.label for row in report.front([*rows, report.Row("joint", (joint,))])] == ["cheap", "good"]
+    assert report.best([*rows, report.Row("joint", (joint,))]) == 70.0

@@ -8,7 +8,7 @@ from html import escape
 from statistics import mean
 
 from forgetless.record import Record
-from forgetless.report import HEADINGS, Row, cells, front, rows, si
+from forgetless.report import HEADINGS, Row, best, cells, front, rows, si
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
@@ -48,11 +48,11 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         f"<p>{escape(stream)}, network {escape(networks)}, buffer {buffers}, {seeds} seed{'s' if seeds > 1 else ''}. "
         "Accuracy: mean over all tasks after the last one, with all classes competing. Forgetting: how far tasks fall "
         f"below their best. A heading sorts; a number leads to its records.{held_out}</p>",
-        _table(found, ranked[0].accuracy, colours, anchor),
+        _table(found, best(found), colours, anchor),
         f"<h2>Accuracy after each task</h2><p>Mean over the tasks seen so far, in percent.{only}</p>",
         _lines({row.label: row.anytime for row in found if len(row.anytime) > 1}, colours),
         "<h2>Accuracy and cost</h2><p>FLOPs of the whole run on a logarithmic axis; up and to the left is better. The "
-        "line joins those that no other beats in both.</p>",
+        "line joins those that no other beats in both; joint, which sees all tasks at once, is not among them.</p>",
         _scatter(found, colours),
     ]
     trained = [row for row in found if row.sensitivity]
@@ -86,12 +86,12 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     return parts
 
 
-def _table(found: Sequence[Row], best: float, colours: Mapping[str, str], anchor: str) -> str:
+def _table(found: Sequence[Row], top: float, colours: Mapping[str, str], anchor: str) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     lines = []
     for number, row in enumerate(found):
         values = [escape(value) for value in cells(row)]
-        values[1] = f"<b>{values[1]}</b>" if row.accuracy == best else values[1]
+        values[1] = f"<b>{values[1]}</b>" if row.accuracy == top and row.competes else values[1]
         values = [f'<a href="#{anchor}-{number}">{value}</a>' for value in values]
         values[0] = f'<i style="background:{colours.get(row.label, GREY)}"></i>{values[0]}'
         keys = (row.label, row.accuracy, row.forgetting, row.tflops, row.seconds, row.share)
@@ -184,8 +184,8 @@ def _scatter(found: Sequence[Row], colours: Mapping[str, str]) -> str:
     def x(row: Row) -> float:
         return LEFT + (costs[row.label] - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
-    best = front(found)
-    drawn = [f'<g class="front">{_curve([(x(row), _y(row.accuracy)) for row in best], GREY)}</g>']
+    joined = [(x(row), _y(row.accuracy)) for row in front(found)]
+    drawn = [f'<g class="front">{_curve(joined, GREY)}</g>']
     named = [row for row in found if row.label in colours]
     places = dict(zip((row.label for row in named), spread([(x(row), _y(row.accuracy)) for row in named]), strict=True))
     for row in found:

@@ -22,6 +22,11 @@ class Row:
     records: tuple[Record, ...]
 
     @property
+    def competes(self) -> bool:
+        """Whether it learns task after task; ``joint``, the upper bound, does not."""
+        return bool(self.records[0].settings["method"] != "joint")
+
+    @property
     def accuracy(self) -> float:
         return mean(record.accuracy for record in self.records)
 
@@ -114,11 +119,11 @@ def latex(records: Sequence[Record]) -> str:
     lines = [r"\begin{tabular}{lrrrr}", r"\toprule", r"method & accuracy & forgetting & TFLOPs & finetuned \\"]
     for stream in dict.fromkeys(record.settings["stream"] for record in records):
         found = rows([record for record in records if record.settings["stream"] == stream])
-        best = max(row.accuracy for row in found)
+        top = best(found)
         lines += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{_tex(stream)}}} \\"]
         for row in found:
             number = f"{row.accuracy:.2f}"
-            number = rf"\mathbf{{{number}}}" if row.accuracy == best else number
+            number = rf"\mathbf{{{number}}}" if row.accuracy == top and row.competes else number
             spread = rf" \pm {row.spread:.2f}" if len(row.records) > 1 else ""
             forgot = "--" if row.forgetting is None else f"{row.forgetting:.2f}"
             share = f"{row.share:.2%}".replace("%", r"\%") if row.share else "--"
@@ -134,13 +139,18 @@ def _mean(matrices: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     return [[mean(values) for values in zip(*members, strict=True)] for members in zip(*matrices, strict=True)]
 
 
+def best(found: Sequence[Row]) -> float:
+    """The highest accuracy of those that compete."""
+    return max(row.accuracy for row in [row for row in found if row.competes] or found)
+
+
 def front(found: Sequence[Row]) -> list[Row]:
-    """Those to which no other is both more accurate and cheaper, the cheapest first."""
-    best: list[Row] = []
-    for row in sorted(found, key=lambda row: (row.tflops, -row.accuracy)):
-        if not best or row.accuracy > best[-1].accuracy:
-            best.append(row)
-    return best
+    """Of those that compete, the ones to which no other is both more accurate and cheaper; the cheapest first."""
+    kept: list[Row] = []
+    for row in sorted((row for row in found if row.competes), key=lambda row: (row.tflops, -row.accuracy)):
+        if not kept or row.accuracy > kept[-1].accuracy:
+            kept.append(row)
+    return kept
 
 
 def cells(row: Row) -> list[str]:
