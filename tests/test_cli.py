@@ -138,6 +138,10 @@ def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
     assert (tmp_path / "figures" / "cost.svg").exists()
     lines = (tmp_path / "table.csv").read_text().splitlines()
     assert sorted(line.split(",")[1] for line in lines) == ["er", "method", "sgd"]
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / "record.json").write_text("{}")
+    skipped = forgetless("report", "runs", cwd=tmp_path)
+    assert "skipped: runs/torn/record.json is not a record: format None, this version reads 1" in skipped.stderr
     assert "error: there is no record in nowhere" in forgetless("report", "nowhere", cwd=tmp_path, expect=2).stderr
 
 

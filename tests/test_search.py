@@ -68,5 +68,34 @@ def test_the_best_on_validation_is_retrained_on_all_data_and_everything_is_kept(
 
 
 def test_a_grid_that_fails_as_a_whole_says_so(tmp_path):
-    with pytest.raises(ValueError, match="every point of the grid failed"):
+    with pytest.raises(ValueError, match="every point of the grid failed, the first with: NonFiniteError: the loss"):
         list(search("seq-digits", "er", SHARED, {"lr": (1e20,)}, tmp_path, seeds=1, workers=1))
+
+
+def test_an_unknown_setting_of_a_grid_is_named(tmp_path):
+    with pytest.raises(ValueError, match="er has no setting 'lrr'; did you mean 'lr'"):
+        list(search("seq-digits", "er", SHARED, {"lrr": (0.1, 0.2)}, tmp_path, seeds=1, workers=1))
+
+
+def test_nothing_of_the_test_set_reaches_the_choice(tmp_path, monkeypatch):
+    """With every test label wrong, what was searched and chosen is the same; only the end is not."""
+    (tmp_path / "poisoned.py").write_text(
+        "from dataclasses import replace\n"
+        "from forgetless import streams\n"
+        "from forgetless.stream import Split\n"
+        "clean = streams.seq_digits()\n"
+        "def spoil(task):\n"
+        "    first, second = task.classes\n"
+        "    return replace(task, test=Split(task.test.x, first + second - task.test.y))\n"
+        "spoilt = replace(clean, tasks=tuple(spoil(task) for task in clean.tasks))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    outcomes = []
+    for name in ("poisoned:clean", "poisoned:spoilt"):
+        given = {**SHARED, "epochs": 4, "network": "mlp", "buffer": 200}
+        outcomes.append(list(search(name, "er", given, {"lr": (0.01, 0.1)}, tmp_path, seeds=1, workers=1))[-1])
+    clean, spoilt = outcomes
+    assert clean.points == spoilt.points
+    assert clean.chosen == spoilt.chosen
+    assert clean.mean > 60
+    assert spoilt.mean < 20

@@ -1,6 +1,8 @@
+import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -172,3 +174,48 @@ def test_gpus_are_those_the_environment_names(monkeypatch):
 def test_a_place_that_is_none_is_refused(tmp_path):
     with pytest.raises(ValueError, match="on is 'slurm'; it must be one of here, ray"):
         list(sweep([], tmp_path, on="slurm"))
+
+
+def test_two_sweeps_on_one_folder_at_once_do_no_harm(tmp_path):
+    lines = [f"{name} = {json.dumps(value)}" for name, value in QUICK.items()]
+    (tmp_path / "plan.toml").write_text("\n".join([*lines, 'method = ["er", "sgd"]', "lr = [0.1, 1e20]", "seeds = 2"]))
+    code = "from forgetless.cli import main; main()"
+    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "1"]
+    both = [subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    for process in both:
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == 1, errors  # half of the runs diverge
+        assert b"4 failed" in output
+        assert b"Traceback" not in errors
+    for one in read_plan(tmp_path / "plan.toml"):
+        if one.settings.lr == 0.1:
+            made = record.read(record.path(tmp_path / "runs", one.settings))
+            assert lasting(made) == lasting(build.run(one.settings, one.sources))
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_record_that_cannot_be_read_is_named_and_the_others_go_on(tmp_path):
+    runs = plan(QUICK | {"method": "er", "seeds": 2})
+    torn = record.path(tmp_path, runs[0].settings)
+    torn.parent.mkdir()
+    torn.write_text('{"id": ')
+    notes = {note.settings.id: note for note in sweep(runs, tmp_path, workers=1)}
+    failure = notes[runs[0].settings.id]
+    assert isinstance(failure, Failed)
+    assert re.search(r"record.json is not a record: .*; remove it to do the run again", failure.error)
+    assert notes[runs[1].settings.id] == Done(runs[1].settings, again=False)
+    assert torn.read_text() == '{"id": '
+
+
+def test_a_full_disk_is_an_error_of_the_run_that_says_so(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (one,) = plan(QUICK | {"method": "er"})
+    monkeypatch.setattr(os, "fsync", full)
+    ((_, made),) = build.run_lanes([one.settings], 1, tmp_path)
+    assert "No space left on device" in str(made.error)
+    assert not list(tmp_path.rglob("*.*"))
+    monkeypatch.undo()
+    ((_, made),) = build.run_lanes([one.settings], 1, tmp_path)
+    assert record.read(record.path(tmp_path, one.settings)) == made

@@ -142,7 +142,10 @@ def run_lanes(
             yield left[number], event
         elif isinstance(event, Ended):
             settings = left[number]
-            yield settings, _leave(settings, (sources or {}).get(settings.id, {}), event.result, out)
+            try:
+                yield settings, _leave(settings, (sources or {}).get(settings.id, {}), event.result, out)
+            except OSError as error:  # the disk is full, say
+                yield settings, Failed.of(error)
 
 
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:

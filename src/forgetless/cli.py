@@ -170,7 +170,7 @@ def sweep(
     with _Progress(len(runs)) as progress:
         for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry):
             progress.show(note)
-    found = [record.read(path) for one in runs if (path := record.path(out, one.settings)).exists()]
+    found = [made for one in runs if (made := record.find(out, one.settings)) is not None]
     for stream in dict.fromkeys(made.settings["stream"] for made in found):
         screen.print(stream)
         _print_rows([made for made in found if made.settings["stream"] == stream])
@@ -359,14 +359,17 @@ def report_(
     if table is not None and table.suffix not in (".csv", ".tex"):
         raise ValueError(f"table is {str(table)!r}; its name must end in .csv or .tex")
     files = [file for name in folders for file in record.files(record.folder(name))]
-    found = [record.read(file) for file in files]
+    read, problems = record.read_those(files)
+    for problem in problems:
+        notes.print(f"skipped: {problem}", highlight=False, markup=False, soft_wrap=True)
+    found = [made for _, made in read]
     if not found:
         raise ValueError(f"there is no record in {', '.join(folders)}; a run leaves <folder>/<id>/record.json")
     streams = list(dict.fromkeys(made.settings["stream"] for made in found))
     for stream in streams:
         screen.print(stream)
         _print_rows([made for made in found if made.settings["stream"] == stream])
-    links = {made.id: _address(file, out) for made, file in zip(found, files, strict=True)}
+    links = {made.id: _address(file, out) for file, made in read}
     out.write_text(page.html(found, title or ", ".join(streams), links), encoding="utf-8")
     screen.print(f"page: {out}")
     if table is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,26 @@ def read(file: Path) -> Record:
         if values.get("format") != FORMAT:
             raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
         return Record(**values)
-    except (json.JSONDecodeError, TypeError, AttributeError, ValueError) as error:
+    except (UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{file} is not a record: {error}") from None
+
+
+def find(out: Path, settings: Settings) -> Record | None:
+    """The record of a run, if there is one that can be read."""
+    file = path(out, settings)
+    found, _ = read_those([file] if file.exists() else [])
+    return found[0][1] if found else None
+
+
+def read_those(files: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
+    """The records among some files, and of those that are none, what is wrong with them."""
+    found, problems = [], []
+    for file in files:
+        try:
+            found.append((file, read(file)))
+        except (ValueError, OSError) as error:
+            problems.append(str(error))
+    return found, problems
 
 
 def files(folder: Path) -> list[Path]:

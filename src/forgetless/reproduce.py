@@ -181,8 +181,7 @@ def measure(lines: Sequence[Line], out: Path) -> list[Measured]:
     """The records there are of each line; lines without any are left out."""
     found = []
     for line in lines:
-        files = [record.path(out, one.settings) for one in line.runs]
-        records = tuple(record.read(file) for file in files if file.exists())
+        records = tuple(made for one in line.runs if (made := record.find(out, one.settings)) is not None)
         if records:
             found.append(Measured(line, records))
     return found

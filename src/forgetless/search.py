@@ -124,20 +124,23 @@ def search(
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
         alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
         runs = {number: planned(points[number], seed, validation=True) for number in alive}
-        yield from sweep(list(runs.values()), out, on=on, workers=workers, lanes=lanes)
+        errors = []
+        for note in sweep(list(runs.values()), out, on=on, workers=workers, lanes=lanes):
+            errors += [note.error] if isinstance(note, Failed) else []
+            yield note
         for number, one in runs.items():
-            file = record.path(out, one.settings)
-            if file.exists():
-                scores[number].append(record.read(file).accuracy)
+            if (made_ := record.find(out, one.settings)) is not None:
+                scores[number].append(made_.accuracy)
         alive = [number for number in alive if len(scores[number]) == seed + 1]  # a point that failed is out
         if not alive:
             raise ValueError(
-                "every point of the grid failed; the errors are in error.json beside where records would be"
+                f"every point of the grid failed, the first with: {errors[0]}; all errors are in error.json beside "
+                "where records would be"
             )
     best = max(alive, key=lambda number: score(scores[number]))
     finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
     yield from sweep(finals, out, on=on, workers=workers, lanes=lanes)
-    made = [record.read(record.path(out, one.settings)) for one in finals if record.path(out, one.settings).exists()]
+    made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
     if not made:
         raise ValueError("the chosen point failed on all training images; the errors are in error.json")
     found = Found(

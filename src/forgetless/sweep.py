@@ -30,7 +30,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -157,8 +157,11 @@ def sweep(
             raise ValueError(f"{name} is {value}; it must be 1 or more")
     left: list[Planned] = []
     for one in runs:
-        if record.path(out, one.settings).exists():
-            yield Done(one.settings, again=True)
+        file = record.path(out, one.settings)
+        if file.exists():
+            _, problems = record.read_those([file])
+            hint = "; remove it to do the run again"
+            yield Failed(one.settings, problems[0] + hint, True) if problems else Done(one.settings, again=True)
         elif error_path(out, one.settings).exists() and not retry:
             yield Failed(one.settings, _read_error(error_path(out, one.settings)), again=True)
         else:
@@ -174,7 +177,7 @@ def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Fail
     settings = one.settings
     file = error_path(out, settings)
     if error is None:
-        if file.exists():
+        with suppress(FileNotFoundError):  # mostly there is none, or another sweep was quicker
             file.unlink()
         return Done(settings, again=False)
     message, trace = error
