@@ -1,0 +1,159 @@
+"""A column of the paper's main table on a GPU: settings chosen on validation, then several seeds on all images.
+
+    python benchmarks/columns.py search --stream seq-cifar10 --buffer 500 --work FOLDER
+    python benchmarks/columns.py final --stream seq-cifar10 --buffer 500 --work FOLDER
+    python benchmarks/columns.py keep --stream seq-cifar10 --buffer 500 --work FOLDER
+
+``search`` trains every point of the grids below with a tenth of the training images held out, all in one pack of lanes,
+and writes FOLDER/chosen-….json; ``final`` trains the best point of each row with seeds 0, 1, …; ``keep`` copies the
+records of the final runs, less what takes room, and the choice into results/. What has a record in FOLDER is not done
+again, so each can be stopped at any moment. A row ``fpf+er`` holds ``er`` too: its accuracies before the finetuning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forgetless import build, record
+from forgetless.config import Settings, resolve
+from forgetless.reproduce import way
+from provenance import provenance
+
+RESULTS = Path(__file__).parent.parent / "results"
+Point = dict[str, Any]
+Grid = dict[str, list[Any]]
+
+# Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
+# FLOPs than ER.
+GRIDS: dict[str, dict[str, list[Grid]]] = {
+    "seq-cifar10": {
+        "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.05, 0.075], "every": [500]}],
+        "k-fpf-kd": [{"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]}],
+        "k-fpf-dense": [{"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]}],
+        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}],
+        "fpf+der": [{"ft_lr": [0.1, 0.03, 0.01]}],
+        "fpf+derpp": [{"ft_lr": [0.1, 0.03, 0.01]}],
+        "fpf+fdr": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+agem": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
+        "sgd": [{}],
+        "joint": [{}],
+        "oewc": [{}],
+        "gdumb": [{}],
+    },
+    "seq-digits": {  # to try the script
+        "k-fpf-ce": [{"lr": [0.1], "ft_lr": [0.05, 0.1]}],
+        "k-fpf-kd": [{"kd": [0.1]}],
+        "fpf+er": [{"ft_lr": [0.1, 0.03]}],
+        "sgd": [{}],
+    },
+}
+
+
+def points(grids: list[Grid]) -> Iterator[Point]:
+    for grid in grids:
+        for values in itertools.product(*grid.values()):
+            yield dict(zip(grid, values, strict=True))
+
+
+def settings(row: str, point: Point, seed: int, arguments: argparse.Namespace, *, validation: bool) -> Settings:
+    method, given = way("k-fpf-ce" if row == "k-fpf-dense" else row, arguments.stream)
+    common = {"buffer": arguments.buffer, "seed": seed, "device": arguments.device, "validation": validation}
+    return resolve(arguments.stream, method, {**given, **point, **common})[0]
+
+
+def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
+    """All of them in lanes; those that began last are cut off when the time is over."""
+    began = time.perf_counter()
+    for done, (one, made) in enumerate(build.run_lanes(runs, arguments.lanes, arguments.work), start=1):
+        shown = (
+            f"{made.accuracy:.2f}" if isinstance(made, record.Record) else f"{type(made.error).__name__}: {made.error}"
+        )
+        point = f"lr {one.lr} ft_lr {one.ft_lr} every {one.every} kd {one.kd}"
+        print(
+            f"{time.perf_counter() - began:6.1f} s  {done}/{len(runs)}  {one.label} seed {one.seed} {point}: {shown}",
+            flush=True,
+        )
+
+
+def chosen_path(folder: Path, arguments: argparse.Namespace) -> Path:
+    return folder / f"chosen-{arguments.stream}-{arguments.buffer}.json"
+
+
+def search(arguments: argparse.Namespace, rows: list[str]) -> None:
+    grids = {row: list(points(GRIDS[arguments.stream][row])) for row in rows}
+    planned = {
+        (row, number): settings(row, point, 0, arguments, validation=True)
+        for row, own in grids.items()
+        for number, point in enumerate(own)
+        if len(own) > 1
+    }
+    began = time.perf_counter()
+    run(list(planned.values()), arguments)
+    file = chosen_path(arguments.work, arguments)
+    found: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
+    for row, own in grids.items():
+        tried: list[dict[str, Any]] = []
+        for number, point in enumerate(own):
+            made = record.find(arguments.work, planned[row, number]) if len(own) > 1 else None
+            tried.append({"point": point, "validation_accuracy": None if made is None else made.accuracy})
+        best = max(tried, key=lambda entry: entry["validation_accuracy"] or 0.0)
+        found[row] = {"chosen": best["point"], "grid": tried}
+        print(row, best)
+    values = {"rows": found, "search_seconds": round(time.perf_counter() - began, 1), **provenance(arguments.device)}
+    record.write_json(values, file)
+
+
+def finals(arguments: argparse.Namespace, rows: list[str]) -> list[Settings]:
+    chosen = json.loads(chosen_path(arguments.work, arguments).read_text())["rows"]
+    return [
+        settings(row, chosen[row]["chosen"], seed, arguments, validation=False)
+        for row in rows
+        if row in chosen
+        for seed in range(arguments.seeds)
+    ]
+
+
+def keep(arguments: argparse.Namespace, rows: list[str]) -> None:
+    folder = RESULTS / arguments.stream
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in finals(arguments, rows):
+        made = record.find(arguments.work, one)
+        if made is not None:
+            values = made.to_dict()
+            values["tensor_changes"] = {}
+            target = record.path(folder, one)
+            target.parent.mkdir(exist_ok=True)
+            target.write_text(json.dumps(values) + "\n")
+    shutil.copy(chosen_path(arguments.work, arguments), folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["search", "final", "keep"])
+    parser.add_argument("--stream", default="seq-cifar10", choices=list(GRIDS))
+    parser.add_argument("--buffer", type=int, default=500)
+    parser.add_argument("--rows", help="only these, with commas between")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--lanes", type=int, default=8)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--work", type=Path, required=True)
+    arguments = parser.parse_args()
+    rows = arguments.rows.split(",") if arguments.rows else list(GRIDS[arguments.stream])
+    if arguments.what == "search":
+        search(arguments, rows)
+    elif arguments.what == "final":
+        run(finals(arguments, rows), arguments)
+    else:
+        keep(arguments, rows)
+
+
+if __name__ == "__main__":
+    main()
