@@ -34,9 +34,19 @@ Grid = dict[str, list[Any]]
 # FLOPs than ER.
 GRIDS: dict[str, dict[str, list[Grid]]] = {
     "seq-cifar10": {
-        "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.05, 0.075], "every": [500]}],
-        "k-fpf-kd": [{"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]}],
-        "k-fpf-dense": [{"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]}],
+        "k-fpf-ce": [
+            {"lr": [0.01, 0.03], "ft_lr": [0.03, 0.05, 0.075], "every": [500]},
+            {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "threshold": [0.1, 0.0]},
+        ],
+        "k-fpf-kd": [
+            {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]},
+            {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1], "threshold": [0.1]},
+        ],
+        "k-fpf-dense": [
+            {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
+            {"lr": [0.05], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]},
+        ],
         "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03, 0.01]}],
@@ -89,21 +99,28 @@ def chosen_path(folder: Path, arguments: argparse.Namespace) -> Path:
 
 def search(arguments: argparse.Namespace, rows: list[str]) -> None:
     grids = {row: list(points(GRIDS[arguments.stream][row])) for row in rows}
+    file = chosen_path(arguments.work, arguments)
+    found: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
+    known = {
+        json.dumps([row, entry["point"]]): entry["validation_accuracy"]
+        for row, own in found.items()
+        for entry in own["grid"]
+    }
     planned = {
         (row, number): settings(row, point, 0, arguments, validation=True)
         for row, own in grids.items()
         for number, point in enumerate(own)
-        if len(own) > 1
+        if len(own) > 1 and known.get(json.dumps([row, point])) is None
     }
     began = time.perf_counter()
     run(list(planned.values()), arguments)
-    file = chosen_path(arguments.work, arguments)
-    found: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
     for row, own in grids.items():
         tried: list[dict[str, Any]] = []
         for number, point in enumerate(own):
-            made = record.find(arguments.work, planned[row, number]) if len(own) > 1 else None
-            tried.append({"point": point, "validation_accuracy": None if made is None else made.accuracy})
+            accuracy = known.get(json.dumps([row, point]))
+            if (row, number) in planned and (made := record.find(arguments.work, planned[row, number])) is not None:
+                accuracy = made.accuracy
+            tried.append({"point": point, "validation_accuracy": accuracy})
         best = max(tried, key=lambda entry: entry["validation_accuracy"] or 0.0)
         found[row] = {"chosen": best["point"], "grid": tried}
         print(row, best)

@@ -63,6 +63,16 @@ def test_the_global_random_state_is_neither_read_nor_moved():
     assert first.accuracy_matrix == second.accuracy_matrix
 
 
+@pytest.mark.parametrize("name", ["er", "agem", "icarl", "fdr", "der", "derpp"])
+def test_up_to_the_finetuning_a_run_with_fpf_is_the_run_without(name):
+    method = catalogue.load("method", name)
+    _, plain = run(method())
+    _, repaired = run(method(), finetune=FINETUNE)
+    assert repaired.before_finetuning == plain.accuracy_matrix[-1]
+    assert repaired.accuracy_matrix[:-1] == plain.accuracy_matrix[:-1]
+    assert repaired.flops["train"] == plain.flops["train"]
+
+
 def test_fpf_finetunes_once_at_the_end():
     events, result = run(finetune=FINETUNE)
     assert [e.step for e in events if isinstance(e, Repaired)] == [60]

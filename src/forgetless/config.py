@@ -92,7 +92,8 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name, (value, source) in preset(stream, method, repair, buffer).items():
+    distils = bool(given.get("kd"))
+    for name, (value, source) in preset(stream, method, repair, buffer, distils=distils).items():
         (values if name in own else options)[name] = value
         sources[name] = source
     for name, value in given.items():

@@ -83,7 +83,6 @@ REPAIR: Mapping[str, Values] = {
 }
 REPAIR_BY_STREAM: Mapping[str, Mapping[str, Values]] = {
     "seq-digits": {"fpf": {"ft_lr": 0.1}, "k-fpf": {"ft_lr": 0.05, "every": 50, "lr": 0.1}},
-    "seq-cifar10": {"k-fpf": {"ft_lr": 0.03, "every": 500, "lr": 0.01}},
 }
 
 # The paper's search spaces (appendix). FPF: its learning rate; k-FPF: learning rates, and λ for the variant with KD.
@@ -110,7 +109,8 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     },
 }
 
-# Chosen on the validation split with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/search.json).
+# Chosen on the validation split with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/search.json;
+# benchmarks/columns.py, results/seq-cifar10/chosen-seq-cifar10-500.json). ``k-fpf-kd+sgd``: where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
         "k-fpf+sgd": {"batch": 10, "lr": 0.1, "ft_lr": 0.1, "every": 100},
@@ -131,10 +131,19 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+der": {"batch": 10, "lr": 0.03, "alpha": 2.0, "replay": 10, "ft_lr": 0.01},
         "fpf+derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10, "ft_lr": 0.01},
     },
+    "seq-cifar10": {
+        "k-fpf+sgd": {"lr": 0.01, "ft_lr": 0.03, "every": 500, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"lr": 0.01, "ft_lr": 0.03, "every": 500, "threshold": 0.1, "kd": 0.1},
+        "fpf+er": {"ft_lr": 0.1},
+        "fpf+agem": {"ft_lr": 0.1},
+        "fpf+fdr": {"ft_lr": 0.1},
+        "fpf+der": {"ft_lr": 0.1},
+        "fpf+derpp": {"ft_lr": 0.1},
+    },
 }
 
 
-def preset(stream: str, method: str, repair: str, buffer: int) -> dict[str, tuple[Any, str]]:
+def preset(stream: str, method: str, repair: str, buffer: int, *, distils: bool = False) -> dict[str, tuple[Any, str]]:
     """Settings to start from for this run, each with where it comes from; the later of these wins."""
     found: dict[str, tuple[Any, str]] = {}
 
@@ -154,6 +163,7 @@ def preset(stream: str, method: str, repair: str, buffer: int) -> dict[str, tupl
         take(REPAIR[repair], f"default of {repair}")
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
     row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
-    for key in (method, row):
+    distilling = [row.replace("k-fpf+", "k-fpf-kd+")] if distils and repair == "k-fpf" else []
+    for key in (method, row, *distilling):
         take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation with buffer 500, {key}")
     return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless import record
 from forgetless.config import Settings, resolve
-from forgetless.presets import GRIDS, STREAM_DEFAULTS
+from forgetless.presets import GRIDS, SEARCHED, STREAM_DEFAULTS
 from forgetless.record import Record
 from forgetless.sweep import Planned
 from forgetless.targets import Target
@@ -159,7 +159,10 @@ def way(label: str, stream: str) -> tuple[str, dict[str, Any]]:
 
 
 def distillation(stream: str) -> float:
-    """λ to start from: the middle of the paper's grid."""
+    """λ to start from: one that was searched for, or the middle of the paper's grid."""
+    searched = SEARCHED.get(stream, {}).get("k-fpf-kd+sgd", {})
+    if "kd" in searched:
+        return float(searched["kd"])
     grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
     return grid[len(grid) // 2]
 

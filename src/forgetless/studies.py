@@ -677,5 +677,6 @@ def notes(name: str, options: Options, lines: Sequence[Line]) -> list[str]:
     if not any(line.target for line in lines):
         said.append("the paper gives no numbers for this: what it says is checked instead")
     if any("kd" in line.name for line in lines):
-        said.append(f"λ of KD is {distillation(lines[0].stream)}, the middle of the paper's grid")
+        weights = ", ".join(f"{stream} {distillation(stream)}" for stream in dict.fromkeys(ln.stream for ln in lines))
+        said.append(f"λ of KD: {weights} (searched for, or the middle of the paper's grid)")
     return said
