@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -111,16 +110,27 @@ def test_data_is_listed_and_checked(tmp_path):
     assert "pathmnist" not in done.stdout
 
 
-def test_an_interrupted_run_leaves_no_record_and_says_so(tmp_path):
-    process = subprocess.Popen(
-        [*COMMAND, "run", "seq-digits", "er", "--epochs", "100000"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(8)
-    process.send_signal(signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(number, tmp_path):
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "30"]
+    process = subprocess.Popen([*COMMAND, *call], cwd=tmp_path / ".", stderr=subprocess.PIPE, text=True)
+    time.sleep(6)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "interrupted: the run in progress left no record" in errors
-    assert not list(Path(tmp_path).rglob("*record*"))
+    assert process.returncode == 130, errors
+    assert "interrupted: runs in progress left checkpoints" in errors
+    (file,) = tmp_path.rglob("runs/*/*")
+    assert file.name == "checkpoint.safetensors"
+    forgetless("resume", file.parent, cwd=tmp_path)
+    assert not file.exists()
+    (tmp_path / "alone").mkdir()
+    forgetless(*call, cwd=tmp_path / "alone")
+    resumed, alone = (
+        json.loads(next(folder.glob("runs/*/record.json")).read_text()) for folder in (tmp_path, tmp_path / "alone")
+    )
+    assert {**resumed, "seconds": 0} == {**alone, "seconds": 0}
+    assert "this run has ended" in forgetless("resume", file.parent, cwd=tmp_path).stdout
+    assert "error: there is no checkpoint nowhere" in forgetless("resume", "nowhere", cwd=tmp_path, expect=2).stderr
 
 
 def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):

@@ -319,7 +319,7 @@ def test_gdumb_trains_on_its_memory_alone():
     model = network(hidden=(20,))
     before = [p.detach().clone() for p in model.parameters()]
     mine = learner(model, STREAM, capacity=24, policy="balanced")
-    method = GDumb(epochs=60, lr_high=0.5, cutmix=0.0)
+    method = GDumb(memory_epochs=60, lr_high=0.5, cutmix=0.0)
     for number, task in enumerate(STREAM.tasks):
         for x, y in zip(task.train.x.split(4), task.train.y.split(4), strict=True):
             method.step(mine, Batch(x, y, number))

@@ -31,7 +31,7 @@ def test_a_write_that_fails_leaves_the_old_record(made, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(record.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         record.write(made, file)
     assert file.read_bytes() == before

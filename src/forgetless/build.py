@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import platform
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -17,8 +18,9 @@ import torch
 from torch import nn
 
 import forgetless
-from forgetless import catalogue, record, scores
+from forgetless import catalogue, checkpoint, record, scores
 from forgetless.catalogue import nearest
+from forgetless.checkpoint import Schedule, Stop, Stopped
 from forgetless.config import Settings
 from forgetless.contract import check
 from forgetless.engine import find_device
@@ -27,7 +29,9 @@ from forgetless.lanes import Failed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
-from forgetless.training import Ended, Event, Result, Run, fits, is_own, train, with_seed
+from forgetless.training import Ended, Event, Result, Run, Stepped, fits, is_own, train, with_seed
+
+PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept
 
 
 def build_stream(settings: Settings) -> Stream:
@@ -71,8 +75,13 @@ def build_finetune(settings: Settings) -> Finetune | None:
     )
 
 
-def start(settings: Settings, stream: Stream | None = None, *, eager: bool = False) -> Run:
-    """A run on its way. On a GPU its steps are replayed, unless ``eager`` or a user's method breaks the contract."""
+def start(
+    settings: Settings, stream: Stream | None = None, *, eager: bool = False, state: Mapping[str, Any] | None = None
+) -> Run:
+    """A run on its way, or on its way again from ``state``.
+
+    On a GPU its steps are replayed, unless ``eager`` or a user's method breaks the contract.
+    """
     method, finetune = build_method(settings), build_finetune(settings)
     stream = build_stream(settings) if stream is None else stream
     on_gpu = settings.device.startswith("cuda")
@@ -82,8 +91,56 @@ def start(settings: Settings, stream: Stream | None = None, *, eager: bool = Fal
         stream, method, network, epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
         replay=settings.replay, buffer=settings.buffer, finetune=finetune, weight_decay=settings.weight_decay,
         freeze=settings.freeze, seed=settings.seed, device=settings.device, precision=settings.precision,
-        capture=capture,
+        capture=capture, state=state,
     )  # fmt: skip
+
+
+class Kept:
+    """A run that goes on from its checkpoint, if ``out`` has one, and leaves others by a schedule."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stream: Stream,
+        out: Path | None,
+        schedule: Schedule | None,
+        *,
+        sources: Mapping[str, str],
+        data: str | None = None,
+        eager: bool = False,
+    ) -> None:
+        self._writer: checkpoint.Writer | None = None
+        state = None
+        if out is not None and isinstance(out, Path):  # not in an object store
+            file = checkpoint_path(out, settings)
+            about = {
+                "settings": settings.to_dict(), "data": data or checkpoint.data_checksum(stream),
+                "torch": torch.__version__, "forgetless": forgetless.__version__, "sources": dict(sources),
+            }  # fmt: skip
+            if file.exists():
+                state, found = checkpoint.load(file)
+                checkpoint.check(found, about, file)
+            self._writer = checkpoint.Writer(file, about, schedule or Schedule(None, None))
+        self.run = start(settings, stream, eager=eager, state=state)
+
+    def saw(self, event: Event, stop: Stop) -> bool:
+        """After an event: write a checkpoint if it is time; whether this was the last one, because of ``stop``."""
+        if self._writer is None or not isinstance(event, Stepped):
+            return False
+        asked = stop.since is not None
+        if (asked or self._writer.due(event.step)) and (state := self.run.state_dict()) is not None:
+            self._writer.write(state, event.step, now=asked)
+            return asked
+        return False
+
+    def ended(self) -> None:
+        """The run has its record: no checkpoint is needed any more."""
+        if self._writer is not None:
+            self._writer.close(remove=True)
+
+
+def checkpoint_path(out: Path, settings: Settings) -> Path:
+    return out / settings.id / checkpoint.NAME
 
 
 def run(
@@ -94,17 +151,30 @@ def run(
     stream: Stream | None = None,
     *,
     eager: bool = False,
+    schedule: Schedule | None = None,
+    stop: Stop | None = None,
 ) -> Record:
-    """One run and its record, in ``out/<id>/record.json``; a record that is there already is given back as it is."""
+    """One run and its record, in ``out/<id>/record.json``; a record that is there already is given back as it is.
+
+    With a ``schedule`` it leaves checkpoints, and on ``stop`` a last one and ``Stopped``; from a checkpoint that is
+    there it goes on.
+    """
     if out is not None and record.path(out, settings).exists():
         return record.read(record.path(out, settings))
+    stop = stop or Stop()
+    stream = build_stream(settings) if stream is None else stream
+    kept = Kept(settings, stream, out, schedule, sources=sources or {}, eager=eager)
     result = None
-    for event in start(settings, stream, eager=eager):
+    for event in kept.run:
         on_event(event)
         if isinstance(event, Ended):
             result = event.result
+        elif kept.saw(event, stop):
+            raise Stopped
     assert result is not None
-    return _leave(settings, sources or {}, result, out)
+    made = _leave(settings, sources or {}, result, out)
+    kept.ended()
+    return made
 
 
 def run_lanes(
@@ -112,24 +182,39 @@ def run_lanes(
     lanes: int | None = None,
     out: Path | None = None,
     sources: Mapping[str, Mapping[str, str]] | None = None,
-    streams: dict[tuple[object, ...], Stream] | None = None,
+    streams: dict[tuple[object, ...], tuple[Stream, str]] | None = None,
     on_start: Callable[[Settings], None] = lambda settings: None,
+    *,
+    schedule: Schedule | None = None,
+    stop: Stop | None = None,
 ) -> Iterator[tuple[Settings, Record | Failed]]:
     """Runs side by side on one GPU (``lanes``), elsewhere one after the other; gives what became of each as it ends.
 
     Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
     that several runs share are read once, and kept on the device once; given as ``streams``, over several calls too.
-    ``sources`` are by the runs' ids.
+    ``sources`` are by the runs' ids; ``schedule`` and ``stop`` as for ``run``.
     """
     streams = {} if streams is None else streams
+    stop = stop or Stop()
+    under_way: dict[int, Kept] = {}
+    closed: set[int] = set()
 
-    def begin(settings: Settings) -> Run:
+    def close(number: int) -> None:
+        closed.add(number)
+        under_way.pop(number).run.close()
+
+    def begin(number: int, settings: Settings) -> Run:
+        if stop.since is not None:
+            raise ValueError("stopping: no further run is begun")
         on_start(settings)
         key = (settings.stream, settings.order, settings.validation, settings.device)
         if key not in streams:
             stream, device = build_stream(settings), find_device(settings.device)
-            streams[key] = stream.to(device, images=fits(stream, device))
-        return start(settings, streams[key])
+            streams[key] = stream.to(device, images=fits(stream, device)), checkpoint.data_checksum(stream)
+        stream, data = streams[key]
+        own = (sources or {}).get(settings.id, {})
+        under_way[number] = Kept(settings, stream, out, schedule, sources=own, data=data)
+        return under_way[number].run
 
     left = []
     for settings in runs:
@@ -137,15 +222,30 @@ def run_lanes(
             yield settings, record.read(record.path(out, settings))
         else:
             left.append(settings)
-    for number, event in interleave((partial(begin, settings) for settings in left), lanes, isolate=True):
-        if isinstance(event, Failed):
-            yield left[number], event
-        elif isinstance(event, Ended):
-            settings = left[number]
+    starts = (partial(begin, number, settings) for number, settings in enumerate(left))
+    for number, event in interleave(starts, lanes, isolate=True):
+        settings, kept = left[number], under_way.get(number)
+        if kept is None:
+            # It was closed below, or could not begin.
+            if isinstance(event, Failed) and number not in closed and stop.since is None:
+                yield settings, event
+        elif isinstance(event, Failed):
+            del under_way[number]
+            yield settings, event
+        else:
             try:
-                yield settings, _leave(settings, (sources or {}).get(settings.id, {}), event.result, out)
+                if isinstance(event, Ended):
+                    made = _leave(settings, (sources or {}).get(settings.id, {}), event.result, out)
+                    kept.ended()
+                    del under_way[number]
+                    yield settings, made
+                elif kept.saw(event, stop):
+                    close(number)
             except OSError as error:  # the disk is full, say
+                close(number)
                 yield settings, Failed.of(error)
+        if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):
+            raise Stopped
 
 
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from rich.table import Table
 
 from forgetless import catalogue, page, record, report
 from forgetless.config import Settings, resolve
+from forgetless.sweep import Every
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +38,10 @@ Out = Annotated[
     Path, typer.Option(parser=record.folder, metavar="FOLDER", help="Folder of the records, or an object store's URL.")
 ]
 On = Annotated[str, typer.Option(help="here: this machine; ray: a Ray cluster, which RAY_ADDRESS names.")]
+CheckpointSeconds = Annotated[
+    float, typer.Option(help="Between two checkpoints, from which a run goes on; 0: none by time.")
+]
+CheckpointSteps = Annotated[int, typer.Option(help="Likewise, in steps; 0: none by steps.")]
 Workers = Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")]
 
@@ -78,6 +84,8 @@ def run(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16; default: bf16 on a GPU, else fp32.")] = None,
     eager: Annotated[bool, typer.Option("--eager", help="On a GPU, call every step rather than replay it.")] = False,
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    checkpoint_steps: CheckpointSteps = 0,
     out: Out = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")] = False,
 ) -> None:
@@ -99,7 +107,8 @@ def run(
         found = record.read(file)
         notes.print(f"this run has a record already, {file}: it is not done again")
     else:
-        found = _train(settings, sources, out, quiet=as_json, eager=eager)
+        interval = _every(checkpoint_steps, checkpoint_seconds)
+        found = _train(settings, sources, out, interval, quiet=as_json, eager=eager)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict()) + "\n")
         return
@@ -108,6 +117,32 @@ def run(
         before = sum(found.before_finetuning) / len(found.before_finetuning)
         screen.print(f"before the last finetuning: {before:.1f} %; finetuned: {', '.join(found.chosen)}")
     screen.print(f"record: {file}")
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="Folder of the run, <records>/<id>.")],
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    checkpoint_steps: CheckpointSteps = 0,
+) -> None:
+    """Go on with an interrupted run from its checkpoint, as the command that began it would."""
+    from forgetless import checkpoint
+
+    file = run if run.name == checkpoint.NAME else run / checkpoint.NAME
+    folder = file.parent.resolve()
+    if (folder / "record.json").exists():
+        screen.print(f"this run has ended, and has a record already: {folder / 'record.json'}")
+        return
+    if not file.exists():
+        raise ValueError(f"there is no checkpoint {file}: a run leaves one every so often, in <records>/<id>")
+    _, about = checkpoint.load(file)
+    settings = Settings.from_dict(about["settings"])
+    if settings.id != folder.name:
+        raise ValueError(f"{file} is of the run {settings.id}; its folder must have that name")
+    interval = _every(checkpoint_steps, checkpoint_seconds)
+    found = _train(settings, about["sources"], folder.parent, interval, quiet=False, eager=False)
+    _print_rows([found])
+    screen.print(f"record: {folder / 'record.json'}")
 
 
 @app.command()
@@ -154,6 +189,8 @@ def sweep(
     on: On = "here",
     workers: Workers = None,
     lanes: Lanes = None,
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    checkpoint_steps: CheckpointSteps = 0,
     retry: Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier sweep.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
 ) -> None:
@@ -167,8 +204,9 @@ def sweep(
             screen.print(f"{one.settings.id}  {one.settings.stream}  {one.settings.label}, seed {one.settings.seed}")
         screen.print(f"{len(runs)} runs, {here} of them done")
         return
+    every = _every(checkpoint_steps, checkpoint_seconds)
     with _Progress(len(runs)) as progress:
-        for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry):
+        for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, every=every):
             progress.show(note)
     found = [made for one in runs if (made := record.find(out, one.settings)) is not None]
     for stream in dict.fromkeys(made.settings["stream"] for made in found):
@@ -445,6 +483,8 @@ def main() -> None:
     """Run the command; a mistake of the user's ends with one line that says what would be right."""
     from forgetless.datasets.files import DataError
 
+    _stop_on_sigterm()
+
     try:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -456,17 +496,24 @@ def main() -> None:
         notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     if code == INTERRUPTED:
-        notes.print("interrupted: the run in progress left no record; those that ended keep theirs")
+        notes.print(
+            "interrupted: runs in progress left checkpoints, unless they had just begun; the same command goes on"
+        )
     sys.exit(code)
 
 
-def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: bool, eager: bool) -> record.Record:
+def _train(
+    settings: Settings, sources: dict[str, str], out: Path, every: Every, *, quiet: bool, eager: bool
+) -> record.Record:
     from forgetless.build import run as run_one
+    from forgetless.checkpoint import Schedule, Stop
     from forgetless.training import Began, Event, Stepped, TaskEnded
 
     _set_threads(settings)
+    stop = Stop()
+    stop.listen()
     if quiet:
-        return run_one(settings, sources, out, eager=eager)
+        return run_one(settings, sources, out, eager=eager, schedule=Schedule(*every), stop=stop)
     with _bar() as progress:
         bar = progress.add_task("reading data", total=None)
 
@@ -479,7 +526,23 @@ def _train(settings: Settings, sources: dict[str, str], out: Path, *, quiet: boo
                 seen = event.accuracies[: event.task]
                 progress.console.print(f"after task {event.task}: {sum(seen) / len(seen):.1f} % on the tasks so far")
 
-        return run_one(settings, sources, out, show, eager=eager)
+        return run_one(settings, sources, out, show, eager=eager, schedule=Schedule(*every), stop=stop)
+
+
+def _every(steps: int, seconds: float) -> Every:
+    for name, value in (("checkpoint_steps", steps), ("checkpoint_seconds", seconds)):
+        if value < 0:
+            raise ValueError(f"{name} is {value}; it must be 0 or more")
+    return steps or None, seconds or None
+
+
+def _stop_on_sigterm() -> None:
+    """Take SIGTERM, which schedulers send, as Ctrl-C."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
 
 
 def _repair(fpf: bool, k_fpf: bool) -> str:

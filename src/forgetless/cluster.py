@@ -31,7 +31,9 @@ class Job:
     gpu: bool
 
 
-def share_out(jobs: Sequence[Job], out: str, lanes: int) -> Iterator[tuple[int, list[Outcome] | None]]:
+def share_out(
+    jobs: Sequence[Job], out: str, lanes: int, every: tuple[int | None, float | None]
+) -> Iterator[tuple[int, list[Outcome] | None]]:
     """The number of a job and None when it is handed out; its number and what became of its runs when it ends."""
     ray = _connect()
     pack = ray.remote(max_retries=RETRIES)(_pack)
@@ -50,7 +52,7 @@ def share_out(jobs: Sequence[Job], out: str, lanes: int) -> Iterator[tuple[int, 
                     break
                 waiting.popleft()
                 yield number, None
-                running[pack.options(**need).remote(job.runs, place, lanes, environment)] = number
+                running[pack.options(**need).remote(job.runs, place, lanes, every, environment)] = number
             if not running:
                 raise ValueError(f"the Ray cluster has no {kind}, which the runs need; it has {resources}")
             (ended,), _ = ray.wait(list(running), num_returns=1)
@@ -95,16 +97,21 @@ def _knock(address: str) -> None:
 
 
 def _pack(
-    job: list[tuple[dict[str, Any], dict[str, str]]], out: str, lanes: int, environment: dict[str, str]
+    job: list[tuple[dict[str, Any], dict[str, str]]],
+    out: str,
+    lanes: int,
+    every: tuple[int | None, float | None],
+    environment: dict[str, str],
 ) -> list[Outcome]:
-    """A task: runs one after the other, or in lanes on its GPU."""
+    """A task: runs one after the other, or in lanes on its GPU, from their checkpoints where another node left some."""
     os.environ.update(environment)
     from forgetless import build
+    from forgetless.checkpoint import Schedule
 
     runs = [Settings.from_dict(settings) for settings, _ in job]
     sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
     outcomes: list[Outcome] = []
-    for settings, made in build.run_lanes(runs, lanes, record.folder(out), sources):
+    for settings, made in build.run_lanes(runs, lanes, record.folder(out), sources, schedule=Schedule(*every)):
         if isinstance(made, record.Record):
             outcomes.append((settings.id, None, made.to_dict()))
         else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -173,6 +173,18 @@ class Engine:
         while self._queued and self._queued[0].query():
             self._queued.popleft()
         return len(self._queued) < (1 if self._waits else AHEAD)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where all random numbers of the run are, between two calls of ``active``."""
+        return {"random": list(self._random), "generators": [one.get_state() for one in self._generators]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Within ``active``: go on with these random numbers."""
+        if len(state["random"]) != len(self._random) or len(state["generators"]) != len(self._generators):
+            raise ValueError(f"the state's random numbers were not drawn on a {self.device.type} device; load it there")
+        self._set_global_states([one.cpu() for one in state["random"]])
+        for generator, numbers in zip(self._generators, state["generators"], strict=True):
+            generator.set_state(numbers.cpu())
 
     def to_dict(self) -> dict[str, Any]:
         """How the run was computed, for its record."""

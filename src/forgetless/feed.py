@@ -7,9 +7,12 @@ device that stays the same; the batches are the same ones.
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,21 +31,35 @@ class Feed:
         device = engine.device
         self._order = torch.zeros(len(split), dtype=torch.int64, device=device)
         self._at = 0
+        self._losses = torch.zeros(len(split) + 1, device=device)  # of this epoch, each where its batch ends
+        whole, rest = divmod(len(split), batch)
+        self.sizes = [batch] * whole + [rest] * (rest > 0)  # of the batches of an epoch
         self._host = None if split.x.device == split.y.device else _Host(split, batch, device)
         self._position = torch.zeros((), dtype=torch.int64, device=device) if engine.captures else None
         self._range = torch.arange(batch, device=device)
 
     def shuffle(self) -> list[int]:
         """Begin an epoch; gives the sizes of its batches."""
-        count = len(self._split)
-        self._order.copy_(torch.randperm(count, generator=self._generator, device=self._order.device))
-        self._at = 0
+        self._losses.zero_()
+        self._order.copy_(torch.randperm(len(self._split), generator=self._generator, device=self._order.device))
+        self._begin(0)
+        return self.sizes
+
+    def _begin(self, at: int) -> None:
+        self._at = at
         if self._position is not None:
-            self._position.zero_()
+            self._position.fill_(at)
         if self._host is not None:
-            self._host.begin(self._order.cpu().split(self._batch))
-        whole, rest = divmod(count, self._batch)
-        return [self._batch] * whole + [rest] * (rest > 0)
+            self._host.begin(self._order[at:].cpu().split(self._batch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of this epoch, and how much of it is done."""
+        return {"order": self._order.clone(), "at": self._at, "losses": self._losses.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._order.copy_(state["order"])
+        self._losses.copy_(state["losses"])
+        self._begin(state["at"])
 
     def stage(self, size: int) -> None:
         """The host's part of the next batch; not captured."""
@@ -59,6 +76,22 @@ class Feed:
             self._position.add_(size)
         x = self._split.x.index_select(0, rows) if self._host is None else self._host.x[:size]
         return x, self._split.y.index_select(0, rows)
+
+    def note(self, loss: Tensor) -> None:
+        """Write down the loss of the batch that was taken."""
+        if self._position is None:
+            self._losses[self._at] = loss
+        else:
+            self._losses.index_copy_(0, self._position.view(1), loss.float().view(1))
+
+    def mean_loss(self) -> float:
+        """Of the batches of this epoch. The host waits here."""
+        return float(self._losses.sum()) / len(self.sizes)
+
+    def first_bad(self) -> int:
+        """The batch of this epoch, from 0, whose loss was the first that is not finite."""
+        end = int((~self._losses.isfinite()).nonzero()[0])
+        return math.ceil(end / self._batch) - 1
 
     def close(self) -> None:
         if self._host is not None:

@@ -13,7 +13,7 @@ groups, and attention on the CPU, which it leaves out.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +71,12 @@ class Ledger:
 
     def to_dict(self) -> dict[str, int]:
         return {phase: self.flops(phase) for phase in self._calls}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {phase: [[flops, calls] for flops, calls in costs.items()] for phase, costs in self._calls.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._calls = {phase: dict(costs) for phase, costs in state.items()}
 
 
 _KNOWN: dict[Hashable, dict[object, int]] = {}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forgetless.config import Settings
+from forgetless.storage import write_whole
 
 FORMAT = 1
 
@@ -75,23 +74,7 @@ def write(record: Record, file: Path) -> None:
 
 
 def write_json(values: dict[str, Any], file: Path) -> None:
-    """Into a temporary file beside it, then into place; in an object store a file appears whole or not at all."""
-    remote: Any = None if isinstance(file, Path) else file
-    if remote is not None:
-        remote.write_text(json.dumps(values, indent=1) + "\n")
-        return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".partial")
-    try:
-        with os.fdopen(handle, "w") as stream:
-            json.dump(values, stream, indent=1)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole((json.dumps(values, indent=1) + "\n").encode(), file)
 
 
 def read(file: Path) -> Record:

@@ -46,6 +46,9 @@ else:
     import tomli as tomllib
 
 PLACES = ("here", "ray")
+PATIENCE = 30  # seconds that processes are given to leave checkpoints, when a sweep is stopped
+Every = tuple[int | None, float | None]
+EVERY: Every = (None, 60.0)
 LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a range of them is a list of lists
 
 
@@ -142,6 +145,7 @@ def sweep(
     workers: int | None = None,
     lanes: int | None = None,
     retry: bool = False,
+    every: Every = EVERY,
 ) -> Iterator[Started | Done | Failed]:
     """Do the runs that have no record in ``out``; gives what becomes of each, as it comes.
 
@@ -149,6 +153,7 @@ def sweep(
     workers  processes for runs on the CPU (default: one a core)
     lanes    runs side by side on a GPU (default: found by trying; on Ray 8, which is also how many are one task)
     retry    also those that failed in an earlier sweep
+    every    steps, seconds between two checkpoints of a run (None: none by that); from one it goes on
     """
     if on not in PLACES:
         raise ValueError(f"on is {on!r}; it must be one of {', '.join(PLACES)}")
@@ -167,9 +172,9 @@ def sweep(
         else:
             left.append(one)
     if left and on == "ray":
-        yield from _on_ray(left, out, lanes)
+        yield from _on_ray(left, out, lanes, every)
     elif left:
-        yield from _here(left, out, workers, lanes)
+        yield from _here(left, out, workers, lanes, every)
 
 
 def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Failed:
@@ -186,7 +191,7 @@ def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Fail
     return Failed(settings, message, again=False)
 
 
-def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None) -> Iterator[Started | Done | Failed]:
+def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every) -> Iterator[Started | Done | Failed]:
     from forgetless import cluster
 
     on_gpu: list[Planned] = []
@@ -201,7 +206,7 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None) -> Iterator[S
         cluster.Job([(one.settings.to_dict(), dict(one.sources)) for one in pack], pack[0].settings.device != "cpu")
         for pack in packs
     ]
-    for number, outcomes in cluster.share_out(jobs, str(out), size):
+    for number, outcomes in cluster.share_out(jobs, str(out), size, every):
         pack = {one.settings.id: one for one in packs[number]}
         if outcomes is None:
             yield from (Started(one.settings) for one in pack.values())
@@ -214,7 +219,7 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None) -> Iterator[S
 
 
 def _here(
-    runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None
+    runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None, every: Every
 ) -> Iterator[Started | Done | Failed]:
     jobs: deque[_Job] = deque(_by_gpu(runs, _gpus()))
     count = max(len(jobs), workers or cores())
@@ -223,7 +228,7 @@ def _here(
     try:
         while jobs or crew:
             while jobs and len(crew) < count:
-                worker = _Worker(out, lanes, jobs[0].gpu)
+                worker = _Worker(out, lanes, jobs[0].gpu, every)
                 crew[worker.connection] = worker
                 worker.give(jobs.popleft())
             for connection in wait(list(crew)):
@@ -250,6 +255,9 @@ def _here(
                     del crew[connection]
     finally:
         for worker in crew.values():
+            worker.process.terminate()  # asks for a last checkpoint
+        for worker in crew.values():
+            worker.process.join(PATIENCE)
             worker.process.kill()
 
 
@@ -296,7 +304,7 @@ def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
 class _Worker:
     """A process of its own, and the runs it has."""
 
-    def __init__(self, out: Path, lanes: int | None, gpu: str | None) -> None:
+    def __init__(self, out: Path, lanes: int | None, gpu: str | None, every: Every) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.gpu = gpu
@@ -304,7 +312,9 @@ class _Worker:
         # Read there when torch is imported.
         wanted = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         with _environment(wanted if gpu is None else {**wanted, "CUDA_VISIBLE_DEVICES": gpu}):
-            self.process: BaseProcess = context.Process(target=_work, args=(theirs, str(out), lanes), daemon=True)
+            self.process: BaseProcess = context.Process(
+                target=_work, args=(theirs, str(out), lanes, every), daemon=True
+            )
             self.process.start()
         theirs.close()
 
@@ -331,10 +341,13 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _work(connection: Connection, out: str, lanes: int | None) -> None:
+def _work(connection: Connection, out: str, lanes: int | None, every: Every) -> None:
     """A process: takes jobs, a run or a pack of lanes each, and says what becomes of every run."""
     from forgetless import build
+    from forgetless.checkpoint import Schedule, Stop
 
+    stop = Stop()
+    stop.listen()
     streams: dict[Any, Any] = {}  # those of the last jobs, which mostly are the next one's too
 
     def say_started(settings: Settings) -> None:
@@ -346,7 +359,9 @@ def _work(connection: Connection, out: str, lanes: int | None) -> None:
                 streams.clear()
             runs = [Settings.from_dict(settings) for settings, _ in job]
             sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
-            for settings, made in build.run_lanes(runs, lanes, record.folder(out), sources, streams, say_started):
+            for settings, made in build.run_lanes(
+                runs, lanes, record.folder(out), sources, streams, say_started, schedule=Schedule(*every), stop=stop
+            ):
                 error = None
                 if not isinstance(made, record.Record):
                     error = (f"{type(made.error).__name__}: {made.error}", made.trace)

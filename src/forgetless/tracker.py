@@ -103,13 +103,14 @@ class Tracker:
             "between_tasks": [list(row) for row in self.between_tasks],
         }
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         tensors = float_tensors(self._network)
 
         def here(snapshot: Mapping[str, Tensor]) -> dict[str, Tensor]:
             if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
                 raise ValueError("the state was saved from another network: its tensors have other names or shapes")
-            return {name: value.to(tensors[name], copy=True) for name, value in snapshot.items()}
+            return {name: torch.empty_like(tensors[name]).copy_(value) for name, value in snapshot.items()}
 
         last = None if state["last"] is None else here(state["last"])
         first = {epoch: (task, here(snapshot)) for epoch, (task, snapshot) in state["first"].items()}

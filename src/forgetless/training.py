@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from forgetless import dynamics, finetuning
 from forgetless.buffer import Buffer, check_whole
 from forgetless.engine import Engine
-from forgetless.evaluation import evaluate
+from forgetless.evaluation import Accuracies, evaluate
 from forgetless.feed import Feed
 from forgetless.finetuning import Finetune
 from forgetless.flops import known, training_flops
@@ -119,9 +119,10 @@ class Run(Iterator[Event]):
     On a GPU, work of the run may still be queued at ``Stepped`` and ``Waiting``: look at the network at other events.
     """
 
-    def __init__(self, engine: Engine, network: nn.Module, events: Generator[Event]) -> None:
-        self.engine, self.network = engine, network
-        self._events = events
+    def __init__(self, training: _Training, state: Mapping[str, Any] | None) -> None:
+        self.engine, self.network = training.engine, training.network
+        self._training = training
+        self._events = training.events(state)
 
     def __next__(self) -> Event:
         with self.engine.active():
@@ -129,6 +130,17 @@ class Run(Iterator[Event]):
         if not isinstance(event, Stepped | Waiting):
             self.engine.synchronize()
         return event
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """All that is needed to go on from here bit for bit: plain data and tensors, for ``train(…, state=…)``.
+
+        None where a run cannot stop: before its first steps, inside a finetuning, and while a task ends. From the last
+        state these are repeated.
+        """
+        if not self._training.resumable:
+            return None
+        self.engine.synchronize()
+        return self._training.state_dict()
 
     def close(self) -> None:
         self._events.close()
@@ -153,6 +165,7 @@ def train(
     capture: bool | None = None,
     deterministic: bool = False,
     resident: bool | None = None,
+    state: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train ``network`` in place on ``stream``; the settings are checked before the first event.
 
@@ -165,6 +178,7 @@ def train(
                your own must pass ``forgetless.check`` for it, a network must not branch or count on the host)
     deterministic  on a GPU, only kernels of cuDNN that give the same bits each time
     resident   keep all images on the device (default: if they take less than half of its free memory)
+    state      of ``Run.state_dict``: go on from there; everything else must be as it was
     """
     check_run(stream, method, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer, finetune=finetune)
     engine = Engine(
@@ -174,11 +188,11 @@ def train(
         deterministic=deterministic,
         seed=seed,
     )
-    events = _train(
+    training = _Training(
         stream, method, network, epochs, batch, lr, replay or batch, buffer, weight_decay, finetune, tuple(freeze),
         seed, engine, resident,
     )  # fmt: skip
-    return Run(engine, network, events)
+    return Run(training, state)
 
 
 def is_own(part: Method | nn.Module) -> bool:
@@ -221,167 +235,260 @@ def check_run(
         raise ValueError(f"distill is {finetune.distill}, but the memory of {name} holds no logits to distil from")
 
 
-def _train(
-    stream: Stream,
-    method: Method,
-    network: nn.Module,
-    epochs: int,
-    batch: int,
-    lr: float,
-    replay: int,
-    capacity: int,
-    weight_decay: float,
-    settings: Finetune | None,
-    freeze: tuple[str, ...],
-    seed: int,
-    engine: Engine,
-    resident: bool | None,
-) -> Generator[Event]:
-    started = time.perf_counter()
-    seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0}
-    device = engine.device
-    network.to(device).train()
-    if engine.channels_last:
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    stream = stream.to(device, images=fits(stream, device) if resident is None else resident)
-    memory = method.memory if method.memory != "none" or settings is None else "reservoir"
-    policy = "balanced" if memory == "balanced" else "reservoir"
-    buffer = (
-        None
-        if memory == "none"
-        else Buffer(capacity, policy=policy, device=device, generator=engine.generator(seed + 1))
-    )
-    offers = memory in ("reservoir", "balanced")  # whether each batch is offered to the buffer
-    columns = set(method.columns) | ({"logits"} if settings is not None and settings.distill else set())
-    learner = Learner(
-        network, stream, lr=lr, batch=batch, replay=replay, weight_decay=weight_decay, buffer=buffer, engine=engine,
-        seed=seed, costs=_costs(method, network, stream, replay, freeze),
-    )  # fmt: skip
-    order = engine.generator(seed + 2)
-    repair = Repair(unwrap(network), learner, settings, engine.generator(seed + 3))
-    frozen = repair.selection.names(_known(freeze, repair.selection))
-    tasks = stream.joint().tasks[:1] if method.joint else stream.tasks
-    steps = sum(math.ceil(len(task.train) / batch) for task in tasks) * epochs
-    yield Began(len(tasks), steps)
+class _Training:
+    """One run: what it is made of, how far it is, and its events."""
 
-    untrained = tuple(evaluate(learner, method, stream).class_il)
-    seconds["evaluate"] += time.perf_counter() - started
-    step = 0
-    class_il: list[tuple[float, ...]] = []
-    task_il: list[tuple[float, ...]] = []
-    losses: list[tuple[int, int, float]] = []
-    finetunings: list[Repaired] = []
-    before: tuple[float, ...] | None = None
-    total = torch.zeros((), device=device)
-    repair.tracker.start()
-    for number, task in enumerate(tasks):
-        feed = Feed(task.train, batch, engine, order)
+    def __init__(
+        self,
+        stream: Stream,
+        method: Method,
+        network: nn.Module,
+        epochs: int,
+        batch: int,
+        lr: float,
+        replay: int,
+        capacity: int,
+        weight_decay: float,
+        settings: Finetune | None,
+        freeze: tuple[str, ...],
+        seed: int,
+        engine: Engine,
+        resident: bool | None,
+    ) -> None:
+        self.stream, self.method, self.network, self.engine = stream, method, network, engine
+        self.epochs, self.batch, self.lr, self.replay = epochs, batch, lr, replay
+        self.capacity, self.weight_decay, self.settings, self.freeze = capacity, weight_decay, settings, freeze
+        self.seed, self._resident = seed, resident
+        self.resumable = False
+        self.step = self.number = self.epoch = self.index = 0  # steps made; of this task, epoch and batch, from 0
+        self.untrained: tuple[float, ...] = ()
+        self.class_il: list[tuple[float, ...]] = []
+        self.task_il: list[tuple[float, ...]] = []
+        self.losses: list[tuple[int, int, float]] = []
+        self.finetunings: list[Repaired] = []
+        self.seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0, "total": 0.0}
 
-        def advance(size: int, feed: Feed = feed, number: int = number) -> dict[str, Tensor]:
+    def _set_up(self) -> None:
+        network, engine, method = self.network, self.engine, self.method
+        network.to(engine.device).train()
+        if engine.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        resident = fits(self.stream, engine.device) if self._resident is None else self._resident
+        self.stream = stream = self.stream.to(engine.device, images=resident)
+        memory = method.memory if method.memory != "none" or self.settings is None else "reservoir"
+        self.offers = memory in ("reservoir", "balanced")  # whether each batch is offered to the buffer
+        self.buffer = None
+        if memory != "none":
+            policy = "balanced" if memory == "balanced" else "reservoir"
+            generator = engine.generator(self.seed + 1)
+            self.buffer = Buffer(self.capacity, policy=policy, device=engine.device, generator=generator)
+        self.columns = set(method.columns)
+        if self.settings is not None and self.settings.distill:
+            self.columns.add("logits")
+        self.learner = Learner(
+            network, stream, lr=self.lr, batch=self.batch, replay=self.replay, weight_decay=self.weight_decay,
+            buffer=self.buffer, engine=engine, seed=self.seed,
+            costs=_costs(method, network, stream, self.replay, self.freeze),
+        )  # fmt: skip
+        self.order = engine.generator(self.seed + 2)
+        self.repair = Repair(unwrap(network), self.learner, self.settings, engine.generator(self.seed + 3))
+        self.frozen = self.repair.selection.names(_known(self.freeze, self.repair.selection))
+        self.tasks = stream.joint().tasks[:1] if method.joint else stream.tasks
+        self.feed: Feed | None = None
+
+    def events(self, state: Mapping[str, Any] | None) -> Generator[Event]:
+        """All of the run, or what comes after ``state``."""
+        self._began = time.perf_counter()
+        self._set_up()
+        steps = sum(math.ceil(len(task.train) / self.batch) for task in self.tasks) * self.epochs
+        yield Began(len(self.tasks), steps)
+        if state is None:
+            self.untrained = tuple(self._evaluate().class_il)
+            self.repair.tracker.start()
+        else:
+            self._load(state)
+        before = None
+        for number in range(self.number, len(self.tasks)):
+            yield from self._train_on(number)
+            last = number == len(self.tasks) - 1
+            at = time.perf_counter()
+            self.method.end_task(self.learner, self.tasks[number], number)
+            if number == 0 and self.frozen:
+                _freeze(unwrap(self.network), self.frozen)
+                self.learner.take_parameters()
+            if last:
+                self.method.finish(self.learner)
+            else:
+                self.repair.tracker.boundary()
+            self.seconds["train"] += time.perf_counter() - at
+            if last and self.settings is not None:
+                before = tuple(self._evaluate().class_il)
+                done = yield from self._finetune(number, self.epochs - 1)
+                if done is None:
+                    why = self.repair.selection.why_not(self.repair.tracker.task_changes())
+                    raise ValueError(
+                        f"nothing could be finetuned at the end: {why}; name the groups, or lower the threshold"
+                    )
+                yield done
+            accuracies = self._evaluate()
+            self.class_il.append(tuple(accuracies.class_il))
+            self.task_il.append(tuple(accuracies.task_il))
+            yield TaskEnded(number + 1, self.class_il[-1])
+            self.epoch = 0
+        self.seconds["total"] += time.perf_counter() - self._began
+        yield Ended(self._result(before))
+
+    def _train_on(self, number: int) -> Generator[Event]:
+        """The epochs of a task, from where the run is."""
+        engine, learner, method, repair = self.engine, self.learner, self.method, self.repair
+        settings, buffer, offers, columns = self.settings, self.buffer, self.offers, self.columns
+        task, seconds = self.tasks[number], self.seconds
+        self.number = number
+        if self.feed is None:
+            self.feed = Feed(task.train, self.batch, engine, self.order)
+        feed = self.feed
+
+        def advance(size: int) -> dict[str, Tensor]:
             """One step of the method; gives what the buffer is to take."""
             x, y = feed.take(size)
             loss, found = method.step(learner, Batch(x, y, number))
-            total.add_(loss)
+            feed.note(loss)
             return {"x": x, "y": y} | {name: found[name] for name in columns if offers}
 
         def remember(rows: dict[str, Tensor]) -> None:
             if offers:
                 learner.buffer.write(rows)
 
-        for epoch in range(epochs):
+        for epoch in range(self.epoch, self.epochs):
             begin, repaired = time.perf_counter(), seconds["finetune"]
-            total.zero_()
-            sizes = feed.shuffle()
-            for size in sizes:
+            self.epoch = epoch
+            if self.index == 0:
+                feed.shuffle()
+            sizes = feed.sizes
+            for size in sizes[self.index :]:
+                self.resumable = False
                 feed.stage(size)
-                step += 1
+                self.step += 1
+                step = self.step
                 held = 0 if buffer is None else len(buffer)
-                flops_key = (size, min(held, replay), number > 0)
+                flops_key = (size, min(held, self.replay), number > 0)
                 if settings is not None and settings.due(step) and held:
                     # Algorithm 2: the finetuning comes between the step and the buffer's taking of its batch.
                     rows = learner.counted("train", flops_key, partial(advance, size))
                     if engine.will_wait():
                         yield Waiting()
-                    at = time.perf_counter()
-                    done = yield from repair.run(step, number + 1, epoch + 1)
-                    seconds["finetune"] += time.perf_counter() - at
+                    done = yield from self._finetune(number, epoch)
                     remember(rows)
                     if done is not None:
-                        finetunings.append(done)
                         yield done
                 else:
                     whole = partial(engine.call, ("train", size, held), lambda size=size: remember(advance(size)))  # type: ignore[misc]
                     learner.counted("train", flops_key, whole)
                 if offers:
                     learner.buffer.advance(size)
+                self.index += 1
                 if step % EVERY == 0:
+                    self.resumable = True
                     yield Stepped(step, number + 1, epoch + 1)
+            self.resumable = False
             row = repair.tracker.mark()
             if engine.will_wait():
                 yield Waiting()
-            mean = float(total) / len(sizes)
+            mean = feed.mean_loss()
             seconds["train"] += time.perf_counter() - begin - (seconds["finetune"] - repaired)
             if not math.isfinite(mean):
+                first = self.step - len(sizes) + feed.first_bad() + 1
                 raise finetuning.NonFiniteError(
-                    f"the loss became {mean} in epoch {epoch + 1} of task {number + 1}; try a smaller lr than {lr}"
+                    f"the loss became {mean} at step {first}, in epoch {epoch + 1} of task {number + 1}; try a smaller "
+                    f"lr than {self.lr}"
                 )
-            losses.append((number + 1, epoch + 1, mean))
+            self.losses.append((number + 1, epoch + 1, mean))
             assert row is not None
+            self.index = 0
             yield EpochEnded(number + 1, epoch + 1, mean, repair.groups(row))
-        begin = time.perf_counter()
         feed.close()
+        self.feed = None
         engine.forget("train")
-        method.end_task(learner, task, number)
-        if number == 0 and frozen:
-            _freeze(unwrap(network), frozen)
-            learner.take_parameters()
-        if number < len(tasks) - 1:
-            repair.tracker.boundary()
-        else:
-            method.finish(learner)
-        seconds["train"] += time.perf_counter() - begin
-        if number == len(tasks) - 1 and settings is not None:
-            begin = time.perf_counter()
-            before = tuple(evaluate(learner, method, stream).class_il)
-            seconds["evaluate"] += time.perf_counter() - begin
-            begin = time.perf_counter()
-            done = yield from repair.run(step, number + 1, epochs)
-            seconds["finetune"] += time.perf_counter() - begin
-            if done is None:
-                why = repair.selection.why_not(repair.tracker.task_changes())
-                raise ValueError(
-                    f"nothing could be finetuned at the end: {why}; name the groups, or lower the threshold"
-                )
-            finetunings.append(done)
-            yield done
-        begin = time.perf_counter()
-        accuracies = evaluate(learner, method, stream)
-        seconds["evaluate"] += time.perf_counter() - begin
-        class_il.append(tuple(accuracies.class_il))
-        task_il.append(tuple(accuracies.task_il))
-        yield TaskEnded(number + 1, class_il[-1])
-    seconds["total"] = time.perf_counter() - started
-    changes = repair.tracker.task_changes()
-    yield Ended(
-        Result(
-            tuple(class_il),
-            tuple(task_il),
-            untrained,
+
+    def _finetune(self, number: int, epoch: int) -> Generator[Event, None, Repaired | None]:
+        at = time.perf_counter()
+        done = yield from self.repair.run(self.step, number + 1, epoch + 1)
+        self.seconds["finetune"] += time.perf_counter() - at
+        if done is not None:
+            self.finetunings.append(done)
+        return done
+
+    def _evaluate(self) -> Accuracies:
+        at = time.perf_counter()
+        found = evaluate(self.learner, self.method, self.stream)
+        self.seconds["evaluate"] += time.perf_counter() - at
+        return found
+
+    def _result(self, before: tuple[float, ...] | None) -> Result:
+        repair = self.repair
+        tracker = repair.tracker
+        return Result(
+            tuple(self.class_il),
+            tuple(self.task_il),
+            self.untrained,
             before,
-            tuple(losses),
-            tuple((row.task, row.epoch, repair.groups(row)) for row in repair.tracker.between_epochs),
-            tuple((row.task, row.epoch, repair.groups(row)) for row in repair.tracker.between_tasks),
+            tuple(self.losses),
+            tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_epochs),
+            tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_tasks),
             repair.tensor_changes(),
-            tuple(dynamics.boundaries([row.changes.tolist() for row in repair.tracker.between_epochs])),
-            repair.selection.profile(changes, len(repair.tracker.between_tasks)),
-            tuple(finetunings),
-            learner.ledger.to_dict(),
-            {phase: round(value, 3) for phase, value in seconds.items()},
-            step,
-            network,
-            engine.to_dict(),
+            tuple(dynamics.boundaries([row.changes.tolist() for row in tracker.between_epochs])),
+            repair.selection.profile(tracker.task_changes(), len(tracker.between_tasks)),
+            tuple(self.finetunings),
+            self.learner.ledger.to_dict(),
+            {phase: round(value, 3) for phase, value in self.seconds.items()},
+            self.step,
+            self.network,
+            self.engine.to_dict(),
         )
-    )
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self.feed is not None
+        return {
+            "place": [self.step, self.number, self.epoch, self.index],
+            "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
+            "buffer": None if self.buffer is None else self.buffer.state_dict(),
+            "method": self.method.state_dict(self.learner),
+            "tracker": self.repair.tracker.state_dict(),
+            "chosen": self.repair.selection.chosen,
+            "finetuned": self.learner.finetuned,
+            "feed": self.feed.state_dict(),
+            "ledger": self.learner.ledger.state_dict(),
+            "engine": self.engine.state_dict(),
+            "untrained": self.untrained,
+            "class_il": list(self.class_il),
+            "task_il": list(self.task_il),
+            "losses": list(self.losses),
+            "finetunings": [[f.step, f.groups, f.first_loss, f.last_loss] for f in self.finetunings],
+            "seconds": self.seconds | {"total": self.seconds["total"] + time.perf_counter() - self._began},
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self.step, self.number, self.epoch, self.index = state["place"]
+        self.network.load_state_dict(state["network"])
+        if self.number > 0 and self.frozen:
+            _freeze(unwrap(self.network), self.frozen)
+            self.learner.take_parameters()
+        if self.buffer is not None:
+            self.buffer.load_state_dict(state["buffer"])
+        self.method.load_state_dict(self.learner, state["method"])
+        self.repair.tracker.load_state_dict(state["tracker"])
+        self.repair.selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
+        self.learner.finetuned = state["finetuned"]
+        self.feed = Feed(self.tasks[self.number].train, self.batch, self.engine, self.order)
+        self.feed.load_state_dict(state["feed"])
+        self.learner.ledger.load_state_dict(state["ledger"])
+        self.untrained = tuple(state["untrained"])
+        self.class_il = [tuple(row) for row in state["class_il"]]
+        self.task_il = [tuple(row) for row in state["task_il"]]
+        self.losses = [(task, epoch, loss) for task, epoch, loss in state["losses"]]
+        self.finetunings = [Repaired(step, tuple(groups), *losses) for step, groups, *losses in state["finetunings"]]
+        self.seconds = dict(state["seconds"])
+        self.engine.load_state_dict(state["engine"])
 
 
 def fits(stream: Stream, device: torch.device) -> bool:

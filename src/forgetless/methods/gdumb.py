@@ -1,6 +1,6 @@
 """GDumb (Prabhu et al. 2020): collect a class-balanced memory, then train on it alone, from the initial network.
 
-Training: SGD over ``epochs`` of the memory; learning rate 0.1 · ``lr_high`` in the first epoch, ``lr_high`` in the
+Training: SGD over ``memory_epochs`` of the memory; learning rate 0.1 · ``lr_high`` in the first epoch, ``lr_high`` in the
 second, then cosine annealing to ``lr_low`` with warm restarts after 1, 2, 4, … epochs; CutMix (Yun et al. 2019) with
 α = 1 and probability ``cutmix``. Deviation: within a class the memory is a uniform sample of all that was seen, not
 its first examples.
@@ -26,7 +26,7 @@ from forgetless.methods.method import Method, setting
 class GDumb(Method):
     memory: ClassVar[str] = "balanced"
     tells_sensitivity: ClassVar[bool] = False
-    epochs: int = setting(256, "epochs over the memory")
+    memory_epochs: int = setting(256, "epochs over the memory")
     lr_high: float = setting(0.05, "highest learning rate")
     lr_low: float = setting(0.0005, "lowest learning rate")
     cutmix: float = setting(0.5, "probability of CutMix for a batch")
@@ -41,7 +41,7 @@ class GDumb(Method):
         place = torch.zeros(learner.batch, dtype=torch.int64, device=device)
         rate = torch.zeros((), device=device)
         box = torch.zeros(3, device=device)
-        for epoch in range(self.epochs):
+        for epoch in range(self.memory_epochs):
             rate.fill_(learning_rate(epoch, self.lr_high, self.lr_low))
             order = torch.randperm(len(learner.buffer), generator=learner.generator, device=device)
             for rows in order.split(learner.batch):

@@ -10,8 +10,9 @@ been finetuned (FPF), its own output layer predicts: finetuning the output layer
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +68,20 @@ class ICaRL(Method):
         learner.spend("memory", len(task.train))
         self.former = copy.deepcopy(learner.network).requires_grad_(False)
         self.means = None
+
+    def state_dict(self, learner: Learner) -> dict[str, Any]:
+        if self.former is None:
+            return {"former": None}
+        modes = [module.training for module in self.former.modules()]
+        return {"former": dict(self.former.state_dict()), "modes": modes}
+
+    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
+        self.former = self.means = None
+        if state["former"] is not None:
+            self.former = copy.deepcopy(learner.network).requires_grad_(False)
+            self.former.load_state_dict(state["former"])
+            for module, mode in zip(self.former.modules(), state["modes"], strict=True):
+                module.training = mode
 
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
         if not len(learner.buffer) or learner.finetuned:

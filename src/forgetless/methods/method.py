@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -48,6 +49,31 @@ class Method(ABC):
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
         """Scores of all classes for prepared inputs ``x``, the network being in evaluation mode."""
         return learner.forward(x)
+
+    def state_dict(self, learner: Learner) -> dict[str, Any]:
+        """What the method has gathered: its attributes, as plain data and tensors.
+
+        A method that holds anything else, a network or references to parameters, writes this and ``load_state_dict``.
+        """
+        for name, value in vars(self).items():
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if not (part is None or isinstance(part, bool | int | float | str | Tensor)):
+                    raise TypeError(
+                        f"{type(self).__name__} holds {name}, a {type(part).__name__}, which a checkpoint cannot keep; "
+                        "write state_dict and load_state_dict for it"
+                    )
+        return dict(vars(self))
+
+    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave."""
+        for name, value in state.items():
+            setattr(self, name, _here(value, learner))
+
+
+def _here(value: Any, learner: Learner) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(learner.device)
+    return [_here(part, learner) for part in value] if isinstance(value, list | tuple) else value
 
 
 def sample(split: Split, size: int, learner: Learner) -> Split:

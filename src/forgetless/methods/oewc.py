@@ -8,8 +8,9 @@ and their labels. Deviation: gradients of single examples are taken with batch n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +49,18 @@ class OnlineEWC(Method):
         ]
         self.anchor = [parameter.detach().clone() for parameter in self.covered]
         learner.spend("consolidate", len(task.train), backward=True)
+
+    def state_dict(self, learner: Learner) -> dict[str, Any]:
+        names = {id(parameter): name for name, parameter in learner.network.named_parameters()}
+        covered = [names[id(parameter)] for parameter in self.covered]
+        return {"covered": covered, "fisher": list(self.fisher), "anchor": list(self.anchor)}
+
+    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
+        parameters = dict(learner.network.named_parameters())
+        self.covered = [parameters[name] for name in state["covered"]]
+        pairs = list(zip(self.covered, state["fisher"], state["anchor"], strict=True))
+        self.fisher = [torch.empty_like(parameter.detach()).copy_(fisher) for parameter, fisher, _ in pairs]
+        self.anchor = [torch.empty_like(parameter.detach()).copy_(anchor) for parameter, _, anchor in pairs]
 
 
 def fisher_information(learner: Learner, task: Task) -> list[Tensor]:

@@ -1,0 +1,122 @@
+"""Kills runs at random moments with SIGKILL and starts them again, until so many kills are made; then compares.
+
+    python benchmarks/soak.py [--kills 200] [--processes 2] [--out FILE]
+
+Every method on the digits, with and without k-FPF, with a checkpoint every ten steps. The run that was killed again and
+again must end with the record of one that was left alone, less the times, and with the same weights, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from provenance import provenance
+
+METHODS = ("sgd", "joint", "oewc", "gdumb", "er", "agem", "icarl", "fdr", "der", "derpp")
+MOMENTS = (1.5, 6.0)  # seconds after its start at which a process is killed
+
+
+def child(name: str, repair: str, seed: int, folder: Path) -> None:
+    """One run in this process, from its checkpoint where there is one; leaves its record and its weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    from forgetless import build
+    from forgetless.checkpoint import Schedule
+    from forgetless.config import resolve
+    from forgetless.training import Ended, Event
+
+    torch.set_num_threads(1)
+    given: dict[str, Any] = {"epochs": 12, "seed": seed}
+    if name == "gdumb":
+        given |= {"epochs": 4, "memory_epochs": 30}
+        given |= {"groups": ("fc3",)} if repair != "none" else {}
+    settings, sources = resolve("seq-digits", name, given | ({"repair": repair} if repair != "none" else {}))
+
+    def keep_weights(event: Event) -> None:
+        if isinstance(event, Ended):
+            save_file(dict(event.result.network.state_dict()), folder / "weights.safetensors")
+
+    made = build.run(settings, sources, folder, keep_weights, schedule=Schedule(steps=10, seconds=None))
+    values = {key: value for key, value in made.to_dict().items() if key != "seconds"}
+    (folder / "told.json").write_text(json.dumps(values, sort_keys=True))
+
+
+def call(case: tuple[str, str, int], folder: Path) -> list[str]:
+    folder.mkdir(parents=True, exist_ok=True)
+    return [sys.executable, __file__, "child", *map(str, case), str(folder)]
+
+
+def torment(case: tuple[str, str, int], folder: Path, moments: random.Random) -> dict[str, Any]:
+    """A run left alone, and one that is killed until it ends by itself."""
+    subprocess.run(call(case, folder / "alone"), check=True, capture_output=True)
+    kills = resumed = 0
+    while True:
+        if list((folder / "killed").glob("*/checkpoint.safetensors")):
+            resumed += 1
+        process = subprocess.Popen(call(case, folder / "killed"), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        end = time.monotonic() + moments.uniform(*MOMENTS)
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait()
+        kills += 1
+    assert process.stderr is not None
+    error = process.stderr.read().decode()
+    same = {
+        file: (folder / "alone" / file).read_bytes() == (folder / "killed" / file).read_bytes()
+        for file in ("told.json", "weights.safetensors")
+        if process.returncode == 0
+    }
+    made = {"method": case[0], "repair": case[1], "seed": case[2], "kills": kills, "from_checkpoints": resumed}
+    return made | {
+        "same_record": same.get("told.json"),
+        "same_weights": same.get("weights.safetensors"),
+        "error": error,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    cases = [(name, repair) for name in METHODS for repair in ("none", "k-fpf") if (name, repair) != ("joint", "k-fpf")]
+    runs: list[dict[str, Any]] = []
+    moments = random.Random()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.processes) as pool:
+        seed = 0
+        while sum(run["kills"] for run in runs) < arguments.kills:
+            batch = [(method, repair, seed) for method, repair in cases]
+            folders = [Path(name) / f"{method}-{repair}-{seed}" for method, repair, _ in batch]
+            for made in pool.map(torment, batch, folders, [moments] * len(batch)):
+                runs.append(made)
+                print(json.dumps(made), flush=True)
+            seed += 1
+    good = sum(bool(run["same_record"] and run["same_weights"]) for run in runs)
+    found = {
+        "kills": sum(run["kills"] for run in runs), "from_checkpoints": sum(run["from_checkpoints"] for run in runs),
+        "runs": len(runs), "identical": good, "each": runs, **provenance("cpu"),
+    }  # fmt: skip
+    print({key: found[key] for key in ("kills", "from_checkpoints", "runs", "identical")})
+    if arguments.out:
+        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] == "child":
+        child(sys.argv[2], sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    else:
+        main()

@@ -1,0 +1,214 @@
+"""The state of a run on disk: one safetensors file, whole or not there. Nothing in it is ever executed.
+
+Tensors are stored as such; everything else is JSON in the file's header, with a checksum of both. ``load`` gives back
+what ``save`` was given, or says what is wrong with the file.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import warnings
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as pack
+from torch import Tensor
+
+from forgetless.storage import write_whole
+from forgetless.stream import Stream
+
+FORMAT = 1
+NAME = "checkpoint.safetensors"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used, and why."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A run was asked to stop, and has left a checkpoint."""
+
+
+class Stop:
+    """Whether runs are to stop at the next step that can be kept; asked for by a signal, after ``listen``."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+
+    def listen(self) -> None:
+        """Take these signals as a wish to stop; a second one stops at once. Only in a process's main thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.since is not None:
+            raise KeyboardInterrupt
+        self.since = time.monotonic()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When checkpoints are written: every so many steps (rounded up to tens), every so many seconds, or both."""
+
+    steps: int | None = None
+    seconds: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"checkpoints every {value} {name}; it must be above 0, or None for never")
+
+
+def save(state: Mapping[str, Any], about: Mapping[str, Any], file: Path) -> None:
+    """Write a state, and what it belongs to, in place of the one before."""
+    found: dict[str, Tensor] = {}
+    plain = _take_out(state, found)
+    tensors = {name: _alone(tensor) for name, tensor in found.items()}
+    text = json.dumps({"format": FORMAT, "about": about, "state": plain})
+    write_whole(pack(tensors, {"forgetless": text, "checksum": _checksum(text, tensors)}), file)
+
+
+def load(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The state and what it belongs to; ``CheckpointError`` if the file is none, is torn, or was changed."""
+    try:
+        with safe_open(file, framework="pt", device="cpu") as stored:
+            header = stored.metadata() or {}
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        text = header["forgetless"]
+        if header["checksum"] != _checksum(text, tensors):
+            raise CheckpointError("its checksum is wrong")
+        values = json.loads(text)
+        if values["format"] != FORMAT:
+            raise CheckpointError(f"it has format {values['format']!r}, this version reads {FORMAT}")
+        return _put_back(values["state"], tensors), values["about"]
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, CheckpointError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(f"{file} is no whole checkpoint: {reason}; remove it to start the run anew") from None
+
+
+def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> None:
+    """An error if a checkpoint belongs to another run or to other data than ``expected``."""
+    found, wanted = about.get("settings"), expected["settings"]
+    if not isinstance(found, dict) or found != wanted:
+        found = found if isinstance(found, dict) else {}
+        names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
+        differing = ", ".join(f"{name} {found.get(name)!r}, here {wanted.get(name)!r}" for name in names)
+        raise CheckpointError(f"{file} is of another run: {differing}; remove it to start this one anew")
+    if about.get("data") != expected["data"]:
+        raise CheckpointError(
+            f"{file} was written with other data (checksum {about.get('data')}, now {expected['data']}): bring the "
+            "data back, or remove the checkpoint to start anew"
+        )
+    if about.get("torch") != expected["torch"]:
+        said = f"{file} was written with torch {about.get('torch')}, this is {expected['torch']}"
+        warnings.warn(f"{said}: the run goes on, but its last digits may differ", stacklevel=2)
+
+
+def data_checksum(stream: Stream) -> str:
+    """Of a stream's shapes, its labels, and up to a thousand of its images in each split."""
+    found = zlib.crc32(stream.name.encode())
+    for task in stream.tasks:
+        for split in (task.train, task.test):
+            rows = torch.linspace(0, len(split) - 1, min(len(split), 1000)).long()
+            images = split.x.index_select(0, rows.to(split.x.device)).cpu()
+            found = zlib.crc32(str(tuple(split.x.shape)).encode(), found)
+            for part in (split.y.cpu(), images):
+                found = zlib.crc32(_bytes(part), found)
+    return f"{found:08x}"
+
+
+class Writer:
+    """Writes the checkpoints of one run by its schedule, in a thread; the run goes on meanwhile."""
+
+    def __init__(self, file: Path, about: Mapping[str, Any], schedule: Schedule) -> None:
+        self.file, self._about, self._schedule = file, dict(about), schedule
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self._step: int | None = None
+        self._time = time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for one; an error if the last one could not be written."""
+        self._settle(wait=False)
+        if self._step is None:
+            self._step = step - 1
+        steps, seconds = self._schedule.steps, self._schedule.seconds
+        late = steps is not None and step - self._step >= steps
+        return late or (seconds is not None and time.monotonic() - self._time >= seconds)
+
+    def write(self, state: Mapping[str, Any], step: int, *, now: bool = False) -> None:
+        """``now``: be done when this returns."""
+        self._settle(wait=True)
+        self._step, self._time = step, time.monotonic()
+        self._pending = self._thread.submit(save, state, self._about, self.file)
+        self._settle(wait=now)
+
+    def close(self, *, remove: bool = False) -> None:
+        """``remove``: the run has ended, and its checkpoint is no longer needed."""
+        self._settle(wait=True)
+        self._thread.shutdown()
+        if remove and self.file.exists():
+            self.file.unlink()
+
+    def _settle(self, *, wait: bool) -> None:
+        if self._pending is not None and (wait or self._pending.done()):
+            pending, self._pending = self._pending, None
+            pending.result()
+
+
+def _take_out(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Plain data, with the name of a tensor in place of each; one that is there twice has one name."""
+    if isinstance(value, Tensor):
+        name = str(id(value))
+        tensors[name] = value
+        return {"$tensor": name}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and not key.startswith("$") for key in value):
+            return {key: _take_out(part, tensors) for key, part in value.items()}
+        return {"$items": [[key, _take_out(part, tensors)] for key, part in value.items()]}
+    if isinstance(value, list | tuple):
+        return [_take_out(part, tensors) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint, only plain data and tensors")
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """On the host, in memory of its own."""
+    made = tensor.detach().cpu().contiguous()
+    return made.clone() if made.untyped_storage().nbytes() != made.nbytes else made
+
+
+def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"$tensor"}:
+            return tensors[value["$tensor"]]
+        if set(value) == {"$items"}:
+            return {key: _put_back(part, tensors) for key, part in value["$items"]}
+        return {key: _put_back(part, tensors) for key, part in value.items()}
+    return [_put_back(part, tensors) for part in value] if isinstance(value, list) else value
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    found = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
+        found = zlib.crc32(_bytes(tensor), found)
+    return f"{found:08x}"
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """A view of its bytes."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()

@@ -1,0 +1,206 @@
+import copy
+import json
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from forgetless import Finetune, catalogue, checkpoint, networks, streams
+from forgetless.checkpoint import CheckpointError, Schedule, Writer, check, data_checksum, load, save
+from forgetless.training import Ended, Stepped, train, with_seed
+from helpers import small_stream
+
+STREAM = small_stream(per_class=30)
+FINETUNE = {
+    "none": None,
+    "fpf": Finetune(steps=5, lr=0.3, batch=12),
+    "k-fpf": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12),
+    "k-fpf-kd": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12, distill=0.2),
+}
+
+
+def start(name, repair, state=None, **changes):
+    method = catalogue.load("method", name)(**({"memory_epochs": 3} if name == "gdumb" else {}))
+    network = with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), 0)
+    finetune = FINETUNE[repair]
+    if finetune is not None and not method.tells_sensitivity:
+        finetune = Finetune(finetune.every, steps=4, lr=0.3, batch=12, groups=("fc2",))
+    given = {"epochs": 2, "batch": 4, "lr": 0.1, "replay": 6, "buffer": 36, "seed": 3, "finetune": finetune, **changes}
+    return train(STREAM, method, network, state=state, **given)
+
+
+def outcome(run):
+    *_, last = run
+    assert isinstance(last, Ended)
+    result = last.result
+    weights = torch.cat([value.double().flatten() for value in result.network.state_dict().values()])
+    told = [
+        result.accuracy_matrix, result.task_il_matrix, result.untrained, result.before_finetuning, result.losses,
+        result.epoch_changes, result.task_changes, result.tensor_changes, result.boundaries, str(result.profile),
+        result.finetunings, result.flops, result.steps,
+    ]  # fmt: skip
+    return weights, told
+
+
+@pytest.mark.parametrize("repair", FINETUNE)
+@pytest.mark.parametrize("name", catalogue.METHODS)
+def test_a_run_goes_on_from_any_step_bit_for_bit(name, repair, tmp_path):
+    if repair == "k-fpf-kd" and name in ("agem", "icarl", "gdumb"):
+        pytest.skip("their memory holds no logits")
+    if repair.startswith("k-fpf") and name == "joint":
+        pytest.skip("joint never changes its task")
+    changes = {"freeze": ("fc1",)} if repair == "none" and name != "joint" else {}
+    if name == "joint" and repair == "fpf":
+        changes = {"finetune": Finetune(steps=5, lr=0.3, batch=12, groups=("fc2",))}
+    weights, told = outcome(start(name, repair, **changes))
+    places = range(10, told[-1] + 1, 10)
+    for place in random.Random(name + repair).sample(places, 3):
+        run = start(name, repair, **changes)
+        for event in run:
+            if isinstance(event, Stepped) and event.step == place and (state := run.state_dict()) is not None:
+                break
+        save(state, {}, tmp_path / "c")
+        run.close()
+        again = outcome(start(name, repair, state=load(tmp_path / "c")[0], **changes))
+        assert torch.equal(again[0], weights), place
+        assert again[1] == told, place
+
+
+def test_inside_a_finetuning_and_before_the_first_step_there_is_no_state():
+    run = start("er", "fpf")
+    next(run)
+    assert run.state_dict() is None
+    states = [run.state_dict() is not None for event in run if isinstance(event, Stepped)]
+    assert states[:9] == [True] * 9
+    assert not states[-1]  # a step of the finetuning at the end
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    state = {
+        "a": torch.arange(6.0).reshape(2, 3).T, "b": [torch.tensor(True), None, 1.5, "x"],
+        "c": {1: torch.zeros(0), 2: [3]},
+        "d": torch.tensor(3, dtype=torch.int64), "e": torch.randn(4).bfloat16(), "f": {"$odd": 1},
+    }  # fmt: skip
+    save(state, {"id": "x"}, tmp_path / "c")
+    found, about = load(tmp_path / "c")
+    assert about == {"id": "x"}
+    assert torch.equal(found["a"], state["a"])
+    assert torch.equal(found["e"], state["e"])
+    assert found["b"][1:] == [None, 1.5, "x"]
+    assert found["c"][2] == [3]
+    assert found["c"][1].shape == (0,)
+    assert found["d"].dtype == torch.int64
+    assert found["f"] == {"$odd": 1}
+    with pytest.raises(TypeError, match="a set cannot be kept in a checkpoint"):
+        save({"a": {1, 2}}, {}, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run = start("derpp", "k-fpf")
+    state = next(run.state_dict() for event in run if isinstance(event, Stepped) and event.step >= 60)
+    file = tmp_path_factory.mktemp("whole") / "c"
+    save(state, {"settings": {}, "data": "0"}, file)
+    return file.read_bytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_or_a_missing_end_is_told(whole, data, tmp_path_factory):
+    file = tmp_path_factory.getbasetemp() / "fuzzed"
+    damaged = bytearray(whole)
+    if data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    else:
+        del damaged[data.draw(st.integers(0, len(whole) - 1)) :]
+    file.write_bytes(damaged)
+    try:
+        found, about = load(file)
+    except CheckpointError as error:
+        assert "is no whole checkpoint" in str(error)  # noqa: PT017
+    else:  # a byte of the header's spaces, or the like, that says nothing
+        original = file.with_name("original")
+        original.write_bytes(whole)
+        assert about == load(original)[1]
+        assert str(found) == str(load(original)[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[" * 100_000, '{"format": 1}', '{"format": 1, "state": {"$tensor": "9"}, "about": {}}']
+)
+def test_a_header_that_is_none_is_told(text, tmp_path):
+    header = {"forgetless": text, "checksum": checkpoint._checksum(text, {})}
+    save_file({}, tmp_path / "c", header)
+    with pytest.raises(CheckpointError, match="is no whole checkpoint"):
+        load(tmp_path / "c")
+
+
+def test_another_format_is_refused(tmp_path):
+    text = json.dumps({"format": 9, "state": {}, "about": {}})
+    save_file({}, tmp_path / "c", {"forgetless": text, "checksum": checkpoint._checksum(text, {})})
+    with pytest.raises(CheckpointError, match="it has format 9, this version reads 1"):
+        load(tmp_path / "c")
+
+
+def test_a_checkpoint_of_another_run_other_data_or_another_torch_is_told(tmp_path):
+    expected = {"settings": {"lr": 0.1, "seed": 0}, "data": "aa", "torch": "2"}
+    check(expected, expected, tmp_path)
+    with pytest.raises(CheckpointError, match=r"is of another run: lr 0.2, here 0.1; remove it"):
+        check({**expected, "settings": {"lr": 0.2, "seed": 0}}, expected, tmp_path)
+    with pytest.raises(CheckpointError, match=r"written with other data \(checksum bb, now aa\)"):
+        check({**expected, "data": "bb"}, expected, tmp_path)
+    with pytest.warns(UserWarning, match="was written with torch 1, this is 2"):
+        check({**expected, "torch": "1"}, expected, tmp_path)
+    with pytest.raises(CheckpointError, match="is of another run"):
+        check({}, expected, tmp_path)
+
+
+def test_the_checksum_of_data_sees_a_label_and_an_image():
+    stream = streams.seq_digits()
+    before = data_checksum(stream)
+    assert data_checksum(streams.seq_digits()) == before
+    changed = copy.deepcopy(stream)
+    changed.tasks[3].test.y[5] += 1
+    assert data_checksum(changed) != before
+    changed = copy.deepcopy(stream)
+    changed.tasks[0].train.x[0, 0, 0, 0] += 1
+    assert data_checksum(changed) != before
+
+
+def test_the_writer_keeps_to_its_schedule_and_tells_what_failed(tmp_path, monkeypatch):
+    writer = Writer(tmp_path / "c", {}, Schedule(steps=20, seconds=None))
+    written = []
+    for step in range(10, 101, 10):
+        if writer.due(step):
+            written.append(step)
+            writer.write({"step": step}, step)
+    assert written == [30, 50, 70, 90]
+    writer.write({"step": 100}, 100, now=True)
+    assert load(tmp_path / "c")[0] == {"step": 100}
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="c could not be written: No space left on device"):
+        writer.write({"step": 110}, 110, now=True)
+    assert load(tmp_path / "c")[0] == {"step": 100}
+    writer.close(remove=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"seconds": -1.0}])
+def test_a_bad_schedule_is_refused(given):
+    with pytest.raises(ValueError, match="it must be above 0, or None for never"):
+        Schedule(**given)
+
+
+def test_a_method_that_holds_more_than_plain_data_must_say_how_it_is_kept():
+    class Holder(catalogue.load("method", "er")):
+        pass
+
+    method = Holder()
+    method.cache = {1, 2}
+    with pytest.raises(TypeError, match="Holder holds cache, a set, which a checkpoint cannot keep; write state_dict"):
+        method.state_dict(None)
