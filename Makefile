@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format audit clean
 
 demo: $(VENV)/installed          ## set up, then train nine ways on digits in five tasks; ends with a table and a page
 	$(BIN)/forgetless demo
@@ -14,6 +14,10 @@ lint: $(VENV)/installed          ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: $(VENV)/installed         ## known vulnerabilities of what is installed; needs the network
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/pip-audit --skip-editable
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

@@ -9,6 +9,7 @@ again must end with the record of one that was left alone, less the times, and w
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
@@ -22,7 +23,7 @@ from typing import Any
 from provenance import provenance
 
 METHODS = ("sgd", "joint", "oewc", "gdumb", "er", "agem", "icarl", "fdr", "der", "derpp")
-MOMENTS = (1.5, 6.0)  # seconds after its start at which a process is killed
+MOMENTS = (2.0, 7.0)  # seconds after its start at which a process is killed
 
 
 def child(name: str, repair: str, seed: int, folder: Path) -> None:
@@ -97,14 +98,15 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     moments = random.Random()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.processes) as pool:
-        seed = 0
-        while sum(run["kills"] for run in runs) < arguments.kills:
-            batch = [(method, repair, seed) for method, repair in cases]
-            folders = [Path(name) / f"{method}-{repair}-{seed}" for method, repair, _ in batch]
+        for number in itertools.count():
+            if number * arguments.processes >= len(cases) and sum(run["kills"] for run in runs) >= arguments.kills:
+                break
+            first = number * arguments.processes
+            batch = [(*cases[i % len(cases)], i // len(cases)) for i in range(first, first + arguments.processes)]
+            folders = [Path(name) / "-".join(map(str, case)) for case in batch]
             for made in pool.map(torment, batch, folders, [moments] * len(batch)):
                 runs.append(made)
                 print(json.dumps(made), flush=True)
-            seed += 1
     good = sum(bool(run["same_record"] and run["same_weights"]) for run in runs)
     found = {
         "kills": sum(run["kills"] for run in runs), "from_checkpoints": sum(run["from_checkpoints"] for run in runs),

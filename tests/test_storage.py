@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from forgetless.storage import write_whole
+from forgetless.storage import sweep_up, write_whole
 
 
 def test_a_file_is_written_whole_and_replaced(tmp_path):
@@ -29,3 +29,21 @@ def test_what_fails_leaves_the_file_before_and_names_it(call, code, tmp_path, mo
     assert error.value.errno == code
     assert file.read_bytes() == b"one"
     assert [path.name for path in tmp_path.iterdir()] == ["b.bin"]
+
+
+def test_what_a_killed_process_left_is_swept_up_once_it_is_old(tmp_path):
+    old, new = tmp_path / "a.1-x.partial", tmp_path / "a.2-y.partial"
+    for file in (old, new):
+        file.write_bytes(b"half")
+    os.utime(old, (0, 0))
+    sweep_up(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.2-y.partial"]
+
+
+def test_others_may_read_what_is_written_as_the_umask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_whole(b"one", tmp_path / "a")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644

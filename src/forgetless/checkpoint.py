@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as pack
 from torch import Tensor
 
-from forgetless.storage import write_whole
+from forgetless.storage import sweep_up, write_whole
 from forgetless.stream import Stream
 
 FORMAT = 1
@@ -160,6 +160,7 @@ class Writer:
         self._thread.shutdown()
         if remove and self.file.exists():
             self.file.unlink()
+            sweep_up(self.file.parent)
 
     def _settle(self, *, wait: bool) -> None:
         if self._pending is not None and (wait or self._pending.done()):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import time
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+PARTIAL = ".partial"
 
 
 def write_whole(data: bytes, file: Path) -> None:
@@ -18,16 +22,24 @@ def write_whole(data: bytes, file: Path) -> None:
         remote.write_bytes(data)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".partial")
+    temporary = file.with_name(f"{file.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}{PARTIAL}")
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, file)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"{file} could not be written: {error.strerror or error}") from error
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def sweep_up(folder: Path) -> None:
+    """Remove what processes that were killed while writing have left; what is younger may still be written."""
+    for left in folder.glob(f"*{PARTIAL}"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 60:
+                left.unlink()

@@ -85,6 +85,9 @@ SOURCES: Mapping[str, Source] = MappingProxyType({
 })  # fmt: skip
 
 
+LIMIT = 1 << 33  # bytes of an unpacked archive; the largest has half a GB
+
+
 def problems(name: str, root: Path) -> list[str]:
     """What is missing or damaged of a data set; empty if it is whole."""
     source = SOURCES[name]
@@ -136,25 +139,48 @@ def get(name: str, root: Path, *, progress: bool = True, source: Source | None =
 def unpack(archive: Path, root: Path) -> None:
     """Plain files and folders below ``root``, in a folder of their own first, then moved into place."""
     with tempfile.TemporaryDirectory(dir=root) as place:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as bundle:
-                for info in bundle.infolist():
-                    _check_inside(info.filename, archive)
-                    if (info.external_attr >> 16) & 0o170000 == 0o120000:
-                        raise DataError(f"{archive.name} holds a link, {info.filename}; refused")
-                bundle.extractall(place)
-        else:
-            with tarfile.open(archive) as tar:
-                for member in tar:
-                    _check_inside(member.name, archive)
-                    if not (member.isfile() or member.isdir()):
-                        raise DataError(f"{archive.name} holds something that is no plain file, {member.name}; refused")
-                    tar.extract(member, place, filter="data")
+        try:
+            _extract(archive, place)
+        except DataError:
+            raise
+        except OSError as error:
+            if error.errno is not None:  # the disk's, not the archive's
+                raise
+            raise DataError(f"{archive.name} is damaged: {error}") from None
+        except Exception as error:  # zip and tar have many ways to be wrong
+            raise DataError(f"{archive.name} is damaged: {type(error).__name__}: {error}") from None
         for top in Path(place).iterdir():
             target = root / top.name
             if target.exists():
-                shutil.rmtree(target)
+                shutil.rmtree(target) if target.is_dir() else target.unlink()
             os.replace(top, target)
+
+
+def _extract(archive: Path, place: str) -> None:
+    left = LIMIT
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as bundle:
+            for info in bundle.infolist():
+                _check_inside(info.filename, archive)
+                if (info.external_attr >> 16) & 0o170000 == 0o120000:
+                    raise DataError(f"{archive.name} holds a link, {info.filename}; refused")
+                left = _check_room(left, info.file_size, archive)
+            bundle.extractall(place)
+        return
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            _check_inside(member.name, archive)
+            if not (member.isfile() or member.isdir()):
+                raise DataError(f"{archive.name} holds something that is no plain file, {member.name}; refused")
+            left = _check_room(left, member.size, archive)
+            tar.extract(member, place, filter="data")
+
+
+def _check_room(left: int, size: int, archive: Path) -> int:
+    """What is left of the room for an unpacked archive; an error if it is used up."""
+    if size > left:
+        raise DataError(f"{archive.name} unpacks to more than {LIMIT >> 30} GiB; refused")
+    return left - size
 
 
 def _check_inside(name: str, archive: Path) -> None:

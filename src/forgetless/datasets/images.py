@@ -64,13 +64,21 @@ def cached(folder: Path, name: str, read: dict[str, Sequence[Path]], size: int) 
     decoded = {}
     for key, paths in read.items():
         path = folder / "decoded" / f"{name}-{key}-{len(paths)}x{size}.npy"
-        if path.exists():
-            array = numpy.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: the file is never changed
-            decoded[key] = torch.from_numpy(array)
+        if path.exists() and (kept := _kept(path, (len(paths), 3, size, size))) is not None:
+            decoded[key] = torch.from_numpy(kept)
             continue
         decoded[key] = decode(paths, size)
         _write(path, decoded[key].numpy())
     return decoded
+
+
+def _kept(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
+    """The array in a file; None if it is not what was written there, and is to be made again."""
+    try:
+        array = numpy.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: the file is never changed
+    except Exception:  # npy has many ways to be wrong
+        return None
+    return array if isinstance(array, numpy.ndarray) and (array.dtype, array.shape) == (numpy.uint8, shape) else None
 
 
 def _write(path: Path, array: numpy.ndarray) -> None:

@@ -1,9 +1,9 @@
 """GDumb (Prabhu et al. 2020): collect a class-balanced memory, then train on it alone, from the initial network.
 
-Training: SGD over ``memory_epochs`` of the memory; learning rate 0.1 · ``lr_high`` in the first epoch, ``lr_high`` in the
-second, then cosine annealing to ``lr_low`` with warm restarts after 1, 2, 4, … epochs; CutMix (Yun et al. 2019) with
-α = 1 and probability ``cutmix``. Deviation: within a class the memory is a uniform sample of all that was seen, not
-its first examples.
+Training: SGD over ``memory_epochs`` of the memory; learning rate 0.1 · ``lr_high`` in the first epoch, ``lr_high`` in
+the second, then cosine annealing to ``lr_low`` with warm restarts after 1, 2, 4, … epochs; CutMix (Yun et al. 2019)
+with α = 1 and probability ``cutmix``. Deviation: within a class the memory is a uniform sample of all that was seen,
+not its first examples.
 """
 
 from __future__ import annotations
