@@ -255,3 +255,29 @@ def test_a_state_saved_before_the_first_batch_keeps_the_random_numbers():
     other = Buffer(5, generator=torch.Generator())
     other.load_state_dict(one.state_dict())
     assert torch.equal(torch.rand(2, generator=one.generator), torch.rand(2, generator=other.generator))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["reservoir", "balanced"]), st.integers(1, 12), st.lists(st.integers(1, 7), max_size=6),
+    st.lists(st.integers(1, 7), min_size=1, max_size=6), st.integers(0, 2**31),
+)  # fmt: skip
+def test_a_buffer_goes_on_from_its_state_as_if_never_stopped(policy, capacity, before, after, seed):
+    def batch(size, number):
+        y = torch.arange(size) % 3
+        return {"x": torch.full((size, 2), float(number)), "y": y}
+
+    whole = Buffer(capacity, policy=policy, seed=seed)
+    for number, size in enumerate(before):
+        whole.add(batch(size, number))
+    resumed = Buffer(capacity, policy=policy, seed=seed)
+    resumed.load_state_dict(whole.state_dict())
+    for number, size in enumerate(after):
+        for one in (whole, resumed):
+            one.add(batch(size, 100 + number))
+    assert len(whole) == len(resumed) == min(capacity, sum(before) + sum(after))
+    assert whole.seen == resumed.seen == sum(before) + sum(after)
+    for name in whole.columns:
+        assert torch.equal(whole[name], resumed[name])
+    drawn = [one.draw(3)["x"] for one in (whole, resumed)]
+    assert torch.equal(*drawn)

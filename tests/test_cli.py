@@ -87,6 +87,11 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "seq-mnist", "er"], "is missing: run `forgetless data get mnist`, or set FORGETLESS_DATA"),
         (["data", "get", "mnits"], "error: no data set named 'mnits'; did you mean 'mnist'?"),
         (["data", "get", "pacs"], "error: pacs has no address to fetch it from"),
+        (["run", "seq-digits", "er", "--lr", "1e20"], "error: the loss became nan at step "),
+        (
+            ["run", "seq-digits", "er", "--checkpoint-steps", "-1"],
+            "error: checkpoint_steps is -1; it must be 0 or more",
+        ),
         (["reproduce", "tabel1"], "error: nothing named 'tabel1' to reproduce; did you mean 'table1'? Known: table1"),
         (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),

@@ -37,7 +37,7 @@ def test_the_commands_of_the_readme_are_understood(tmp_path, monkeypatch):
             assert all(option in helped for option in options), line
             resolve(words[1], words[2], {})
         else:
-            assert words[0] in ("demo", "list", "data", "sweep", "search", "report", "reproduce")
+            assert words[0] in ("demo", "list", "data", "sweep", "search", "report", "reproduce", "resume")
 
 
 def test_the_plan_of_the_readme_is_one():

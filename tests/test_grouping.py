@@ -1,5 +1,7 @@
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import forgetless
@@ -251,3 +253,29 @@ def test_a_network_of_the_paper_with_more_than_its_table_knows_is_derived():
     parts = groups(model)
     assert_partition(model, parts)
     assert parts["head"] == ("fc.weight", "fc.bias")
+
+
+LAYERS = {
+    "linear": lambda: nn.Linear(4, 4),
+    "conv": lambda: nn.Conv1d(4, 4, 1),
+    "norm": lambda: nn.BatchNorm1d(4),
+    "layer norm": lambda: nn.LayerNorm(4),
+    "embedding": lambda: nn.Embedding(3, 4),
+    "relu": nn.ReLU,
+}
+NETWORKS = st.recursive(
+    st.sampled_from(sorted(LAYERS)), lambda inner: st.lists(inner, min_size=1, max_size=4), max_leaves=12
+)
+
+
+def make(described):
+    return LAYERS[described]() if isinstance(described, str) else nn.Sequential(*map(make, described))
+
+
+@settings(max_examples=100, deadline=None)
+@given(NETWORKS)
+def test_groups_of_any_network_are_a_partition_of_its_float_tensors(described):
+    network = nn.Sequential(make(described), nn.Linear(4, 2))
+    names = [name for group in forgetless.groups(network).values() for name in group]
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    assert sorted(names) == sorted(name for name, tensor in tensors if tensor.is_floating_point())

@@ -1,6 +1,8 @@
 import json
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 from forgetless import build, record
 from forgetless.config import resolve
@@ -60,3 +62,20 @@ def test_a_record_holds_what_was_found_out(made):
     assert [row[:2] for row in plain["task_changes"]] == [[2, 1], [3, 1], [4, 1], [5, 1]]
     assert [row[:2] for row in plain["epoch_changes"]] == [[t, 1] for t in range(1, 6)]
     assert plain["sources"]["every"] == "given"
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(data=st.data())
+def test_a_damaged_record_is_named_or_still_says_what_it_said(records, data, tmp_path_factory):
+    file = tmp_path_factory.getbasetemp() / "damaged.json"
+    text = json.dumps(records[0].to_dict()).encode()
+    damaged = bytearray(text)
+    if data.draw(st.booleans()):
+        damaged[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    else:
+        del damaged[data.draw(st.integers(0, len(text) - 1)) :]
+    file.write_bytes(damaged)
+    try:
+        record.read(file)
+    except ValueError as error:
+        assert "damaged.json is not a record" in str(error)  # noqa: PT017

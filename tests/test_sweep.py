@@ -3,6 +3,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,8 +11,11 @@ import time
 
 import pytest
 
-from forgetless import build, record
+from forgetless import NonFiniteError, build, networks, record, streams, train
+from forgetless.checkpoint import Schedule, load
+from forgetless.methods.er import ER
 from forgetless.sweep import Done, Failed, _by_gpu, _gpus, error_path, plan, read_plan, sweep
+from forgetless.training import Stepped
 from helpers import lasting
 
 QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}
@@ -219,3 +223,85 @@ def test_a_full_disk_is_an_error_of_the_run_that_says_so(tmp_path, monkeypatch):
     monkeypatch.undo()
     ((_, made),) = build.run_lanes([one.settings], 1, tmp_path)
     assert record.read(record.path(tmp_path, one.settings)) == made
+
+
+def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(tmp_path):
+    text = 'stream = "seq-digits"\nmethod = ["er", "derpp"]\nepochs = 40\nrepair = ["none", "k-fpf"]\n'
+    (tmp_path / "plan.toml").write_text(text)
+    code = "from forgetless.cli import main; main()"
+    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2"]
+    process = subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    time.sleep(7)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted: runs in progress left checkpoints" in errors
+    assert list(tmp_path.glob("runs/*/checkpoint.safetensors"))
+    assert not list(tmp_path.glob("runs/*/error.json"))
+    ended = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "0 failed" in ended.stdout
+    assert not list(tmp_path.glob("runs/*/checkpoint.safetensors"))
+    for one in read_plan(tmp_path / "plan.toml"):
+        made = record.read(record.path(tmp_path / "runs", one.settings))
+        assert lasting(made) == lasting(build.run(one.settings, one.sources))
+
+
+def test_weights_that_are_not_finite_are_never_kept(tmp_path):
+    (one,) = plan({"stream": "seq-digits", "method": "sgd", "lr": 1e20})
+    with pytest.raises(NonFiniteError, match=r"the loss became nan at step \d, in epoch 1 of task 1; try a smaller lr"):
+        build.run(one.settings, out=tmp_path, schedule=Schedule(steps=10, seconds=None))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_the_step_that_is_told_is_the_first_that_is_not_finite():
+    stream, method = streams.seq_digits(), ER()
+    losses = []
+
+    def step(learner, batch, original=method.step):
+        loss, columns = original(learner, batch)
+        losses.append(len(losses) + 1)
+        return (loss * float("nan") if len(losses) == 37 else loss), columns
+
+    method.step = step
+    with pytest.raises(
+        NonFiniteError, match="the loss became nan at step 37, in epoch 2 of task 1; try a smaller lr than"
+    ):
+        list(train(stream, method, networks.mlp(10, inputs=64), epochs=3, batch=10, lr=0.01, buffer=100, capture=False))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of three megabytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3M", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_run_on_a_disk_that_fills_up_goes_on_once_there_is_room(small_disk):
+    (one,) = plan({"stream": "seq-digits", "method": "er", "epochs": 3})
+    ballast = small_disk / "ballast"
+
+    def fill(event):
+        if isinstance(event, Stepped) and event.step == 200:
+            ballast.write_bytes(bytes(shutil.disk_usage(small_disk).free - 50_000))
+
+    schedule = Schedule(steps=20, seconds=None)
+    with pytest.raises(OSError, match=r"checkpoint.safetensors could not be written: No space left on device"):
+        build.run(one.settings, one.sources, small_disk, fill, schedule=schedule)
+    state, _ = load(build.checkpoint_path(small_disk, one.settings))
+    assert 150 < state["place"][0] <= 200
+    ballast.unlink()
+    steps = []
+    made = build.run(
+        one.settings,
+        one.sources,
+        small_disk,
+        lambda event: steps.append(getattr(event, "step", 10**9)),
+        schedule=schedule,
+    )
+    assert min(steps) > 150
+    assert lasting(made) == lasting(build.run(one.settings, one.sources))

@@ -151,7 +151,7 @@ class Writer:
         """``now``: be done when this returns."""
         self._settle(wait=True)
         self._step, self._time = step, time.monotonic()
-        self._pending = self._thread.submit(save, state, self._about, self.file)
+        self._pending = self._thread.submit(self._save, state)
         self._settle(wait=now)
 
     def close(self, *, remove: bool = False) -> None:
@@ -161,6 +161,12 @@ class Writer:
         if remove and self.file.exists():
             self.file.unlink()
             sweep_up(self.file.parent)
+
+    def _save(self, state: Mapping[str, Any]) -> None:
+        """Unless a weight is infinite or NaN, from which nothing could go on: the checkpoint before stays."""
+        weights = state.get("network", {}).values()
+        if all(bool(weight.isfinite().all()) for weight in weights if weight.is_floating_point()):
+            save(state, self._about, self.file)
 
     def _settle(self, *, wait: bool) -> None:
         if self._pending is not None and (wait or self._pending.done()):

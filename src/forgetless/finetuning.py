@@ -33,8 +33,8 @@ Forward = Callable[[nn.Module, Any], Tensor]
 Augment = Callable[[Any], Any]
 
 
-class NonFiniteError(RuntimeError):
-    """The loss or the weights became infinite or NaN during finetuning; the network was put back as it was before."""
+class NonFiniteError(FloatingPointError, RuntimeError):
+    """The loss or the weights became infinite or NaN; after a finetuning the network was put back as it was before."""
 
 
 @dataclass(frozen=True)
