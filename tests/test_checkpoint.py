@@ -1,6 +1,7 @@
 import copy
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors.torch import save_file
 
 from forgetless import Finetune, catalogue, checkpoint, networks, streams
 from forgetless.checkpoint import CheckpointError, Schedule, Writer, check, data_checksum, load, save
+from forgetless.methods import Method
 from forgetless.training import Ended, Stepped, train, with_seed
 from helpers import small_stream
 
@@ -204,3 +206,36 @@ def test_a_method_that_holds_more_than_plain_data_must_say_how_it_is_kept():
     method.cache = {1, 2}
     with pytest.raises(TypeError, match="Holder holds cache, a set, which a checkpoint cannot keep; write state_dict"):
         method.state_dict(None)
+
+
+@pytest.mark.parametrize("name", ["icarl", "oewc"])
+def test_a_state_does_not_change_while_the_run_goes_on(name):
+    """It is written by a thread."""
+    run = start(name, "none")
+    state = next(run.state_dict() for event in run if isinstance(event, Stepped) and event.step >= 60)
+    own = state["method"]["former"].values() if name == "icarl" else state["method"]["fisher"]
+    places = {tensor.data_ptr() for tensor in own}
+    assert places
+    before = copy.deepcopy(state)
+    method = run._training.method
+    live = method.former.state_dict().values() if name == "icarl" else method.fisher
+    assert not places & {tensor.data_ptr() for tensor in live}
+    for event in run:
+        if isinstance(event, Stepped) and event.step >= 80:
+            break
+    assert str(state) == str(before)
+
+
+def test_frozen_methods_and_tuples_come_back():
+    class Frozen(Method):
+        def step(self, learner, batch):
+            raise NotImplementedError
+
+        def __setattr__(self, name, value):
+            raise AttributeError("frozen")
+
+    method = Frozen()
+    object.__setattr__(method, "sizes", (1, 2))
+    method.load_state_dict(SimpleNamespace(device="cpu"), {"sizes": [3, 4], "seen": torch.ones(2)})
+    assert method.sizes == (3, 4)
+    assert torch.equal(method.seen, torch.ones(2))

@@ -1,4 +1,6 @@
+import math
 from itertools import chain
+from types import SimpleNamespace
 
 import torch
 
@@ -36,3 +38,30 @@ def test_images_on_the_host_come_in_the_same_order(device):
         orders.append([epoch(feed) for _ in range(3)])
         feed.close()
     assert orders[0] == orders[1]
+
+
+def test_a_state_at_the_end_of_an_epoch_queues_nothing_on_the_host():
+    split = Split(torch.arange(6)[:, None], torch.zeros(6, dtype=torch.int64))
+    feed = Feed(split, 2, Engine(), torch.Generator())
+    begun = []
+    feed._host = SimpleNamespace(begin=begun.append)
+    order = torch.randperm(6)
+    feed.load_state_dict({"order": order, "at": 6, "losses": torch.zeros(7)})
+    assert begun == []
+    feed.load_state_dict({"order": order, "at": 4, "losses": torch.zeros(7)})
+    assert [batch.tolist() for batch in begun[0]] == [order[4:].tolist()]
+
+
+def test_the_losses_of_an_epoch_are_kept_where_their_batches_end():
+    split = Split(torch.arange(5)[:, None], torch.zeros(5, dtype=torch.int64))
+    feed = Feed(split, 2, Engine(), torch.Generator())
+    for size, loss in zip(feed.shuffle(), (1.0, 2.0, 6.0), strict=True):
+        feed.stage(size)
+        feed.take(size)
+        feed.note(torch.tensor(loss))
+    assert feed.mean_loss() == 3.0
+    feed.shuffle()
+    for size, loss in zip(feed.sizes, (1.0, math.nan, math.nan), strict=True):
+        feed.stage(size)
+        feed.note(torch.tensor(loss))
+    assert feed.first_bad() == 1

@@ -25,6 +25,17 @@ def test_the_page_is_whole_and_needs_nothing_else(records):
         assert all(made.id in text for made in row.records)
 
 
+def test_nothing_of_a_record_is_taken_as_html(records):
+    evil = "<script>alert(1)</script>"
+    settings = {**records[0].settings, "buffer": evil, "seed": evil, "network": evil, "stream": evil, "method": evil}
+    changes = [[evil, 1, {evil: 0.1}], [evil, 2, {evil: 0.2}], [2, 1, {evil: 0.3}]]
+    made = dataclasses.replace(
+        records[0], settings=settings, label=evil, device=evil, versions={evil: evil}, sensitivity={evil: 1.0},
+        epoch_changes=changes, id=evil,
+    )  # fmt: skip
+    assert evil not in page.html([made], evil, {evil: f'x" onclick="{evil}'})
+
+
 def test_every_stream_has_a_part_of_its_own(records):
     other = [dataclasses.replace(r, settings={**r.settings, "stream": "my:stream"}) for r in records[:2]]
     text = page.html([*records, *other], "Two")

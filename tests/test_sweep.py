@@ -14,7 +14,7 @@ import pytest
 from forgetless import NonFiniteError, build, networks, record, streams, train
 from forgetless.checkpoint import Schedule, load
 from forgetless.methods.er import ER
-from forgetless.sweep import Done, Failed, _by_gpu, _gpus, error_path, plan, read_plan, sweep
+from forgetless.sweep import Done, Failed, _by_gpu, _gpus, _here, _Job, error_path, plan, read_plan, sweep
 from forgetless.training import Stepped
 from helpers import lasting
 
@@ -225,14 +225,20 @@ def test_a_full_disk_is_an_error_of_the_run_that_says_so(tmp_path, monkeypatch):
     assert record.read(record.path(tmp_path, one.settings)) == made
 
 
-def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(tmp_path):
+@pytest.mark.parametrize("asked", ["by the scheduler", "with Ctrl-C"])
+def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(asked, tmp_path):
     text = 'stream = "seq-digits"\nmethod = ["er", "derpp"]\nepochs = 40\nrepair = ["none", "k-fpf"]\n'
     (tmp_path / "plan.toml").write_text(text)
     code = "from forgetless.cli import main; main()"
     call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2"]
-    process = subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
     time.sleep(7)
-    process.send_signal(signal.SIGTERM)
+    if asked == "with Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)  # reaches the processes of the sweep too
+    else:
+        process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted: runs in progress left checkpoints" in errors
@@ -305,3 +311,22 @@ def test_a_run_on_a_disk_that_fills_up_goes_on_once_there_is_room(small_disk):
     )
     assert min(steps) > 150
     assert lasting(made) == lasting(build.run(one.settings, one.sources))
+
+
+def test_what_a_dead_process_had_not_begun_is_done_by_another(tmp_path, monkeypatch):
+    """On a GPU one process has all runs; here that is played with runs on the CPU."""
+    (tmp_path / "fatal.py").write_text(
+        "import os\n"
+        "from forgetless.methods.er import ER\n"
+        "class Fatal(ER):\n"
+        "    def end_task(self, learner, task, number):\n"
+        "        os._exit(7)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    runs = plan(QUICK | {"method": ["fatal:Fatal", "er", "sgd"]})
+    monkeypatch.setattr("forgetless.sweep._by_gpu", lambda runs, gpus: [_Job(list(runs))])
+    monkeypatch.setattr("forgetless.sweep._gpus", list)
+    notes = {note.settings.method: note for note in _here([runs[0], *runs[1:]], tmp_path, 1, 1, (None, None))}
+    assert "exit code 7" in notes["fatal:Fatal"].error
+    assert isinstance(notes["er"], Done)
+    assert isinstance(notes["sgd"], Done)

@@ -117,21 +117,31 @@ class Kept:
                 "settings": settings.to_dict(), "data": data or checkpoint.data_checksum(stream),
                 "torch": torch.__version__, "forgetless": forgetless.__version__, "sources": dict(sources),
             }  # fmt: skip
-            if file.exists():
+            try:
                 state, found = checkpoint.load(file)
                 checkpoint.check(found, about, file)
+            except FileNotFoundError:
+                state = None
             self._writer = checkpoint.Writer(file, about, schedule or Schedule(None, None))
         self.run = start(settings, stream, eager=eager, state=state)
 
     def saw(self, event: Event, stop: Stop) -> bool:
         """After an event: write a checkpoint if it is time; whether this was the last one, because of ``stop``."""
-        if self._writer is None or not isinstance(event, Stepped):
-            return False
         asked = stop.since is not None
-        if (asked or self._writer.due(event.step)) and (state := self.run.state_dict()) is not None:
-            self._writer.write(state, event.step, now=asked)
+        if self._writer is None:  # there is nowhere to keep anything
             return asked
-        return False
+        if not isinstance(event, Stepped) or not (asked or self._writer.due(event.step)):
+            return False
+        try:
+            state = self.run.state_dict()
+        except TypeError as error:  # a method of the user's
+            warnings.warn(f"no checkpoints are written: {error}", stacklevel=2)
+            self._writer = None
+            return asked
+        if state is None:
+            return False
+        self._writer.write(state, event.step, now=asked)
+        return asked
 
     def ended(self) -> None:
         """The run has its record: no checkpoint is needed any more."""
@@ -217,7 +227,7 @@ def run_lanes(
         return under_way[number].run
 
     left = []
-    for settings in runs:
+    for settings in {one.id: one for one in runs}.values():
         if out is not None and record.path(out, settings).exists():
             yield settings, record.read(record.path(out, settings))
         else:
@@ -241,7 +251,7 @@ def run_lanes(
                     yield settings, made
                 elif kept.saw(event, stop):
                     close(number)
-            except OSError as error:  # the disk is full, say
+            except Exception as error:  # the disk is full, say
                 close(number)
                 yield settings, Failed.of(error)
         if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):

@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +44,19 @@ class Stop:
     def __init__(self) -> None:
         self.since: float | None = None
 
-    def listen(self) -> None:
-        """Take these signals as a wish to stop; a second one stops at once. Only in a process's main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._ask)
+    def listen(self, *, interrupts: bool = True) -> None:
+        """Take SIGTERM and SIGINT as a wish to stop; one that comes a second or more after the first stops at once.
+
+        ``interrupts=False``: let SIGINT be, for processes whose parent gets it too. Only in a process's main thread.
+        """
+        signal.signal(signal.SIGTERM, self._ask)
+        signal.signal(signal.SIGINT, self._ask if interrupts else signal.SIG_IGN)
 
     def _ask(self, number: int, frame: object) -> None:
-        if self.since is not None:
+        if self.since is None:
+            self.since = time.monotonic()
+        elif time.monotonic() - self.since > 1:
             raise KeyboardInterrupt
-        self.since = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -156,16 +161,18 @@ class Writer:
 
     def close(self, *, remove: bool = False) -> None:
         """``remove``: the run has ended, and its checkpoint is no longer needed."""
-        self._settle(wait=True)
+        with suppress(OSError) if remove else nullcontext():
+            self._settle(wait=True)
         self._thread.shutdown()
-        if remove and self.file.exists():
-            self.file.unlink()
-            sweep_up(self.file.parent)
+        if remove:
+            with suppress(OSError):
+                self.file.unlink(missing_ok=True)
+                sweep_up(self.file.parent)
 
     def _save(self, state: Mapping[str, Any]) -> None:
-        """Unless a weight is infinite or NaN, from which nothing could go on: the checkpoint before stays."""
+        """Unless a weight is NaN, from which nothing could go on: the checkpoint before stays."""
         weights = state.get("network", {}).values()
-        if all(bool(weight.isfinite().all()) for weight in weights if weight.is_floating_point()):
+        if not any(bool(weight.isnan().any()) for weight in weights if weight.is_floating_point()):
             save(state, self._about, self.file)
 
     def _settle(self, *, wait: bool) -> None:

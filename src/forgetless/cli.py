@@ -400,6 +400,7 @@ def report_(
     read, problems = record.read_those(files)
     for problem in problems:
         notes.print(f"skipped: {problem}", highlight=False, markup=False, soft_wrap=True)
+    read = list({made.id: (file, made) for file, made in read}.values())  # a copy is no second seed
     found = [made for _, made in read]
     if not found:
         raise ValueError(f"there is no record in {', '.join(folders)}; a run leaves <folder>/<id>/record.json")
@@ -625,7 +626,7 @@ def _say_settings(settings: Settings, sources: dict[str, str]) -> None:
     values = {**settings.to_dict(), **settings.options}
     for name, source in sources.items():
         if name not in ("seed", "device", "repair"):
-            by_source.setdefault(source, []).append(f"{name} {values[name]}")
+            by_source.setdefault(source, []).append(f"{name} {values.get(name, getattr(settings, name, None))}")
     for source, names in by_source.items():
         notes.print(f"{source}: {', '.join(names)}", highlight=False, markup=False)
 

@@ -60,10 +60,12 @@ def share_out(
             try:
                 outcomes = ray.get(ended)
             except ray.exceptions.RayError as error:  # its node or process died again and again
-                outcomes = [
-                    (Settings.from_dict(settings).id, (f"{type(error).__name__}: {error}", ""), None)
-                    for settings, _ in jobs[number].runs
-                ]
+                members = [Settings.from_dict(settings) for settings, _ in jobs[number].runs]
+                outcomes = []
+                for one in members:
+                    made = record.find(record.folder(out), one)
+                    failed = None if made else (f"{type(error).__name__}: {error}", "")
+                    outcomes.append((one.id, failed, made.to_dict() if made else None))
             yield number, outcomes
     finally:
         for task in running:

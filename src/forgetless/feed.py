@@ -49,7 +49,7 @@ class Feed:
         self._at = at
         if self._position is not None:
             self._position.fill_(at)
-        if self._host is not None:
+        if self._host is not None and at < len(self._split):
             self._host.begin(self._order[at:].cpu().split(self._batch))
 
     def state_dict(self) -> dict[str, Any]:

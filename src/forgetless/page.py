@@ -43,9 +43,11 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     networks = ", ".join(dict.fromkeys(record.settings["network"] for record in records))
     buffers = ", ".join(dict.fromkeys(str(record.settings["buffer"]) for record in records))
     seeds = len({record.settings["seed"] for record in records})
-    held_out = " Tested on held-out training images." if any(r.settings.get("validation") for r in records) else ""
+    validated = any(record.settings.get("validation") for record in records)
+    held_out = " Rows with validation True were tested on held-out training images." if validated else ""
+    said = f"{stream}, network {networks}, buffer {buffers}, {seeds} seed{'s' if seeds > 1 else ''}"
     parts = [
-        f"<p>{escape(stream)}, network {escape(networks)}, buffer {buffers}, {seeds} seed{'s' if seeds > 1 else ''}. "
+        f"<p>{escape(said)}. "
         "Accuracy: mean over all tasks after the last one, with all classes competing. Forgetting: how far tasks fall "
         f"below their best. A heading sorts; a number leads to its records.{held_out}</p>",
         _table(found, best(found), colours, anchor),
@@ -68,8 +70,8 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         if over_time:
             parts += [
                 f"<p>Mean absolute change of each group over every epoch, {escape(profiled.label)}, seed "
-                f"{profiled.records[0].settings['seed']}. Dotted lines: a task begins; triangles: where the changes "
-                "alone tell it.</p>",
+                f"{escape(str(profiled.records[0].settings['seed']))}. Dotted lines: a task begins; triangles: where "
+                "the changes alone tell it.</p>",
                 over_time,
             ]
     matrices = "".join(
@@ -108,9 +110,9 @@ def _frame(marks: Iterable[tuple[float, str]], below: Iterable[tuple[float, str]
     lines = []
     for y, text in marks:
         lines.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>')
     for x, text in below:
-        lines.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text}</text>')
+        lines.append(f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{escape(text)}</text>')
     return _picture(HEIGHT, name, "".join(lines) + inside)
 
 
@@ -290,7 +292,7 @@ def _settings(found: Sequence[Row], links: Mapping[str, str], anchor: str) -> st
         }
         text = ", ".join(f"{name} {value}" for name, value in {**own, **record.settings["options"]}.items())
         each = ", ".join(
-            f"seed {one.settings['seed']}: "
+            f"seed {escape(str(one.settings['seed']))}: "
             + (
                 f'<a href="{escape(links[one.id])}">{one.accuracy:.2f} %</a>'
                 if one.id in links

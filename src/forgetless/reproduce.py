@@ -93,9 +93,9 @@ class Measured:
     def errors(self) -> float | None:
         """The difference in standard errors of it, the paper's means being over five runs; None where none is known."""
         target, difference = self.line.target, self.difference
-        if target is None or difference is None or len(self.records) < 2:
+        if target is None or target.std is None or difference is None or len(self.records) < 2:
             return None
-        error = math.sqrt((target.std or 0.0) ** 2 / SEEDS + self.std**2 / len(self.records))
+        error = math.sqrt(target.std**2 / SEEDS + self.std**2 / len(self.records))
         return difference / error if error else None
 
 

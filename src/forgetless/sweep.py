@@ -28,6 +28,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -161,7 +162,7 @@ def sweep(
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be 1 or more")
     left: list[Planned] = []
-    for one in runs:
+    for one in {one.settings.id: one for one in runs}.values():
         file = record.path(out, one.settings)
         if file.exists():
             _, problems = record.read_those([file])
@@ -236,13 +237,17 @@ def _here(
                 worker = crew[connection]
                 try:
                     name, started, error = connection.recv()
-                except EOFError:  # killed, or out of memory: what it had is lost, the others go on
+                except (EOFError, OSError):  # killed, or out of memory: what it was at is lost, the others go on
                     del crew[connection]
                     worker.process.join()
                     died = f"its process ended with exit code {worker.process.exitcode}"
-                    yield from (_note(one, out, (died, "")) for one in worker.has.values())
+                    lost = [one for one in worker.has.values() if one.settings.id in worker.begun or not worker.begun]
+                    yield from (_note(one, out, (died, "")) for one in lost)
+                    left = [one for one in worker.has.values() if one not in lost]
+                    jobs.extend([_Job(left, worker.gpu)] if left else [])
                     continue
                 if started:
+                    worker.begun.add(name)
                     yield Started(worker.has[name].settings)
                     continue
                 yield _note(worker.has.pop(name), out, error)
@@ -256,8 +261,9 @@ def _here(
     finally:
         for worker in crew.values():
             worker.process.terminate()  # asks for a last checkpoint
+        end = time.monotonic() + PATIENCE
         for worker in crew.values():
-            worker.process.join(PATIENCE)
+            worker.process.join(max(0.0, end - time.monotonic()))
             worker.process.kill()
 
 
@@ -309,6 +315,7 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.gpu = gpu
         self.has: dict[str, Planned] = {}
+        self.begun: set[str] = set()
         # Read there when torch is imported.
         wanted = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         with _environment(wanted if gpu is None else {**wanted, "CUDA_VISIBLE_DEVICES": gpu}):
@@ -319,8 +326,9 @@ class _Worker:
         theirs.close()
 
     def give(self, job: _Job) -> None:
-        self.has = {one.settings.id: one for one in job.runs}
-        self.connection.send([(one.settings.to_dict(), dict(one.sources)) for one in job.runs])
+        self.has, self.begun = {one.settings.id: one for one in job.runs}, set()
+        with suppress(OSError):  # it has died; that is seen when it is read from
+            self.connection.send([(one.settings.to_dict(), dict(one.sources)) for one in job.runs])
 
     def dismiss(self) -> None:
         self.connection.send(None)
@@ -347,7 +355,7 @@ def _work(connection: Connection, out: str, lanes: int | None, every: Every) -> 
     from forgetless.checkpoint import Schedule, Stop
 
     stop = Stop()
-    stop.listen()
+    stop.listen(interrupts=False)  # the parent sends SIGTERM
     streams: dict[Any, Any] = {}  # those of the last jobs, which mostly are the next one's too
 
     def say_started(settings: Settings) -> None:

@@ -452,7 +452,7 @@ class _Training:
             "place": [self.step, self.number, self.epoch, self.index],
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
             "buffer": None if self.buffer is None else self.buffer.state_dict(),
-            "method": self.method.state_dict(self.learner),
+            "method": _copied(self.method.state_dict(self.learner)),  # a method may go on changing its tensors in place
             "tracker": self.repair.tracker.state_dict(),
             "chosen": self.repair.selection.chosen,
             "finetuned": self.learner.finetuned,
@@ -489,6 +489,15 @@ class _Training:
         self.finetunings = [Repaired(step, tuple(groups), *losses) for step, groups, *losses in state["finetunings"]]
         self.seconds = dict(state["seconds"])
         self.engine.load_state_dict(state["engine"])
+
+
+def _copied(value: Any) -> Any:
+    """The same, with tensors of its own."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(part) for key, part in value.items()}
+    return [_copied(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def fits(stream: Stream, device: torch.device) -> bool:

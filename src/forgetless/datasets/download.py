@@ -5,6 +5,7 @@ Nothing that is downloaded is unpickled; of an archive only plain files and fold
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tarfile
@@ -85,6 +86,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType({
 })  # fmt: skip
 
 
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)  # not the archive's fault
 LIMIT = 1 << 33  # bytes of an unpacked archive; the largest has half a GB
 
 
@@ -144,7 +146,7 @@ def unpack(archive: Path, root: Path) -> None:
         except DataError:
             raise
         except OSError as error:
-            if error.errno is not None:  # the disk's, not the archive's
+            if error.errno in DISK:
                 raise
             raise DataError(f"{archive.name} is damaged: {error}") from None
         except Exception as error:  # zip and tar have many ways to be wrong

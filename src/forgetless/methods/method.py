@@ -67,12 +67,14 @@ class Method(ABC):
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
         for name, value in state.items():
-            setattr(self, name, _here(value, learner))
+            made = _here(value, learner)
+            made = tuple(made) if isinstance(getattr(self, name, None), tuple) else made
+            object.__setattr__(self, name, made)  # of frozen dataclasses too
 
 
 def _here(value: Any, learner: Learner) -> Any:
     if isinstance(value, Tensor):
-        return value.to(learner.device)
+        return value.to(learner.device, copy=True)
     return [_here(part, learner) for part in value] if isinstance(value, list | tuple) else value
 
 
