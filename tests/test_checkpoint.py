@@ -239,3 +239,21 @@ def test_frozen_methods_and_tuples_come_back():
     method.load_state_dict(SimpleNamespace(device="cpu"), {"sizes": [3, 4], "seen": torch.ones(2)})
     assert method.sizes == (3, 4)
     assert torch.equal(method.seen, torch.ones(2))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("repair", ["none", "k-fpf"])
+@pytest.mark.parametrize("name", ["er", "derpp", "icarl", "oewc"])
+def test_on_a_gpu_in_deterministic_mode_a_run_goes_on_bit_for_bit(name, repair, tmp_path):
+    changes = {"device": "cuda", "deterministic": True}
+    weights, told = outcome(start(name, repair, **changes))
+    for place in (20, 60):
+        run = start(name, repair, **changes)
+        for event in run:
+            if isinstance(event, Stepped) and event.step == place and (state := run.state_dict()) is not None:
+                break
+        save(state, {}, tmp_path / "c")
+        run.close()
+        again = outcome(start(name, repair, state=load(tmp_path / "c")[0], **changes))
+        assert torch.equal(again[0], weights), place
+        assert again[1] == told, place

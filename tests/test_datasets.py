@@ -3,8 +3,11 @@
 import gzip
 import hashlib
 import io
+import json
 import os
 import struct
+import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -295,3 +298,34 @@ def test_the_real_data_is_whole(name):
     if not any((folder / path).exists() for path in [*SOURCES[name].contents, *SOURCES[name].folders]):
         pytest.skip(f"{name} is not in {folder}")
     assert download.problems(name, folder) == []
+
+
+def test_bombs_are_refused_before_they_are_unpacked(tmp_path, mnist_folder, monkeypatch):
+    monkeypatch.setattr("forgetless.datasets.download.LIMIT", 10_000)
+    bundle = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(bundle, "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("data/zeros", bytes(20_000))
+    with pytest.raises(DataError, match="bomb.zip unpacks to more than 0 GiB; refused"):
+        download.unpack(bundle, tmp_path)
+    tape = tmp_path / "bomb.tar.gz"
+    with tarfile.open(tape, "w:gz") as packed:
+        for name in ("a", "b"):
+            info = tarfile.TarInfo(f"data/{name}")
+            info.size = 6_000
+            packed.addfile(info, io.BytesIO(bytes(6_000)))
+    with pytest.raises(DataError, match=r"bomb.tar.gz unpacks to more than 0 GiB; refused"):
+        download.unpack(tape, tmp_path)
+    assert not (tmp_path / "data").exists()
+    monkeypatch.setattr("forgetless.datasets.mnist.LIMIT", 20)
+    with pytest.raises(DataError, match="more than 20 bytes"):
+        mnist.read(mnist_folder)
+
+
+def test_damaged_and_hostile_files_are_read_or_refused_and_nothing_else(tmp_path):
+    """`benchmarks/fuzz.py` with fewer files: no other error, nothing outside, no code executed."""
+    script = Path(__file__).parent.parent / "benchmarks" / "fuzz.py"
+    call = [sys.executable, script, "--count", "800", "--seed", "1", "--out", tmp_path / "found.json"]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["crashes"], found["written_outside"], found["code_executed"]) == (0, 0, False), done.stdout
+    assert sum(sum(count.values()) for count in found["by_kind"].values()) == 800

@@ -139,7 +139,19 @@ def test_killed_at_five_random_moments_and_started_again_it_ends_with_the_same_r
     lines = [f"{name} = {json.dumps(value)}" for name, value in QUICK.items()]
     (tmp_path / "plan.toml").write_text("\n".join([*lines, 'method = ["er", "sgd", "derpp"]', "seeds = 4"]))
     code = "from forgetless.cli import main; main()"
-    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--out", "out", "--workers", "2"]
+    call = [
+        sys.executable,
+        "-c",
+        code,
+        "sweep",
+        "plan.toml",
+        "--out",
+        "out",
+        "--workers",
+        "2",
+        "--checkpoint-steps",
+        "10",
+    ]
     moments = random.Random()
     for _ in range(5):
         process = subprocess.Popen(
