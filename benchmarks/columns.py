@@ -80,7 +80,7 @@ def settings(row: str, point: Point, seed: int, arguments: argparse.Namespace, *
 
 
 def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
-    """All of them in lanes; those that began last are cut off when the time is over."""
+    """All of them in lanes; says how each ended."""
     began = time.perf_counter()
     for done, (one, made) in enumerate(build.run_lanes(runs, arguments.lanes, arguments.work), start=1):
         shown = (

@@ -1,4 +1,4 @@
-"""Kills runs at random moments with SIGKILL and starts them again, from their checkpoints so many times; then compares.
+"""Kills runs at random moments with SIGKILL and starts them again, until so many kills are made; then compares.
 
     python benchmarks/soak.py [--kills 200] [--processes 2] [--out FILE]
 
@@ -99,10 +99,7 @@ def main() -> None:
     moments = random.Random()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.processes) as pool:
         for number in itertools.count():
-            if (
-                number * arguments.processes >= len(cases)
-                and sum(run["from_checkpoints"] for run in runs) >= arguments.kills
-            ):
+            if number * arguments.processes >= len(cases) and sum(run["kills"] for run in runs) >= arguments.kills:
                 break
             first = number * arguments.processes
             batch = [(*cases[i % len(cases)], i // len(cases)) for i in range(first, first + arguments.processes)]

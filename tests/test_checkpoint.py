@@ -34,6 +34,17 @@ def start(name, repair, state=None, **changes):
     return train(STREAM, method, network, state=state, **given)
 
 
+def interrupted(name, repair, place, file, **changes):
+    """A run stopped after this step, and started again from a file."""
+    run = start(name, repair, **changes)
+    for event in run:
+        if isinstance(event, Stepped) and event.step == place and (state := run.state_dict()) is not None:
+            break
+    save(state, {}, file)
+    run.close()
+    return start(name, repair, state=load(file)[0], **changes)
+
+
 def outcome(run):
     *_, last = run
     assert isinstance(last, Ended)
@@ -60,13 +71,7 @@ def test_a_run_goes_on_from_any_step_bit_for_bit(name, repair, tmp_path):
     weights, told = outcome(start(name, repair, **changes))
     places = range(10, told[-1] + 1, 10)
     for place in random.Random(name + repair).sample(places, 3):
-        run = start(name, repair, **changes)
-        for event in run:
-            if isinstance(event, Stepped) and event.step == place and (state := run.state_dict()) is not None:
-                break
-        save(state, {}, tmp_path / "c")
-        run.close()
-        again = outcome(start(name, repair, state=load(tmp_path / "c")[0], **changes))
+        again = outcome(interrupted(name, repair, place, tmp_path / "c", **changes))
         assert torch.equal(again[0], weights), place
         assert again[1] == told, place
 
@@ -248,12 +253,6 @@ def test_on_a_gpu_in_deterministic_mode_a_run_goes_on_bit_for_bit(name, repair, 
     changes = {"device": "cuda", "deterministic": True}
     weights, told = outcome(start(name, repair, **changes))
     for place in (20, 60):
-        run = start(name, repair, **changes)
-        for event in run:
-            if isinstance(event, Stepped) and event.step == place and (state := run.state_dict()) is not None:
-                break
-        save(state, {}, tmp_path / "c")
-        run.close()
-        again = outcome(start(name, repair, state=load(tmp_path / "c")[0], **changes))
+        again = outcome(interrupted(name, repair, place, tmp_path / "c", **changes))
         assert torch.equal(again[0], weights), place
         assert again[1] == told, place

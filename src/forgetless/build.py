@@ -31,6 +31,7 @@ from forgetless.record import Record
 from forgetless.stream import Stream
 from forgetless.training import Ended, Event, Result, Run, Stepped, fits, is_own, train, with_seed
 
+Outcome = tuple[str, str] | None  # of a run: its error and the trace of it, if it failed
 PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept
 
 
@@ -256,6 +257,20 @@ def run_lanes(
                 yield settings, Failed.of(error)
         if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):
             raise Stopped
+
+
+Job = Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]  # settings and sources of some runs, as plain data
+
+
+def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tuple[str, Outcome, Record | None]]:
+    """``run_lanes`` for another process: gives the id of each run, its error and trace if it failed, its record."""
+    runs = [Settings.from_dict(settings) for settings, _ in job]
+    sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
+    for settings, made in run_lanes(runs, lanes, out, sources, **how):
+        if isinstance(made, Record):
+            yield settings.id, None, made
+        else:
+            yield settings.id, (f"{type(made.error).__name__}: {made.error}", made.trace), None
 
 
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:

@@ -209,9 +209,7 @@ def sweep(
         for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, every=every):
             progress.show(note)
     found = [made for one in runs if (made := record.find(out, one.settings)) is not None]
-    for stream in dict.fromkeys(made.settings["stream"] for made in found):
-        screen.print(stream)
-        _print_rows([made for made in found if made.settings["stream"] == stream])
+    _print_by_stream(found)
     screen.print(f"{progress}; records: {out}")
     if progress.failed:
         raise typer.Exit(1)
@@ -404,10 +402,7 @@ def report_(
     found = [made for _, made in read]
     if not found:
         raise ValueError(f"there is no record in {', '.join(folders)}; a run leaves <folder>/<id>/record.json")
-    streams = list(dict.fromkeys(made.settings["stream"] for made in found))
-    for stream in streams:
-        screen.print(stream)
-        _print_rows([made for made in found if made.settings["stream"] == stream])
+    streams = _print_by_stream(found)
     links = {made.id: _address(file, out) for file, made in read}
     out.write_text(page.html(found, title or ", ".join(streams), links), encoding="utf-8")
     screen.print(f"page: {out}")
@@ -609,6 +604,15 @@ class _Progress:
 
     def __str__(self) -> str:
         return f"{self.done} done, {self.here} already there, {self.failed} failed"
+
+
+def _print_by_stream(found: list[record.Record]) -> list[str]:
+    """A table for each stream; gives their names."""
+    streams = list(dict.fromkeys(made.settings["stream"] for made in found))
+    for stream in streams:
+        screen.print(stream)
+        _print_rows([made for made in found if made.settings["stream"] == stream])
+    return streams
 
 
 def _print_rows(records: list[record.Record]) -> None:

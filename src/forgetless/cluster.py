@@ -110,12 +110,5 @@ def _pack(
     from forgetless import build
     from forgetless.checkpoint import Schedule
 
-    runs = [Settings.from_dict(settings) for settings, _ in job]
-    sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
-    outcomes: list[Outcome] = []
-    for settings, made in build.run_lanes(runs, lanes, record.folder(out), sources, schedule=Schedule(*every)):
-        if isinstance(made, record.Record):
-            outcomes.append((settings.id, None, made.to_dict()))
-        else:
-            outcomes.append((settings.id, (f"{type(made.error).__name__}: {made.error}", made.trace), None))
-    return outcomes
+    ended = build.run_job(job, lanes, record.folder(out), schedule=Schedule(*every))
+    return [(name, error, None if made is None else made.to_dict()) for name, error, made in ended]

@@ -7,6 +7,7 @@ seeds, fewer points; the output says so, and is compared with what the paper say
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -108,7 +109,7 @@ def fpf_improves(found: Sequence[Measured]) -> list[Finding]:
     """Does FPF improve every method, and how do k-FPF's accuracy and cost compare with the best of them?"""
     findings = []
     for (stream, where), members in _by_column(found).items():
-        accuracy = {one.line.name.partition(", ")[0]: one for one in members if one.line.metric == "accuracy"}
+        accuracy = _accuracies(members)
         gains = {m: accuracy[f"fpf+{m}"].mean - accuracy[m].mean for m in REPLAYING if {m, f"fpf+{m}"} <= set(accuracy)}
         if gains:
             numbers = ", ".join(f"{method} {gain:+.1f}" for method, gain in gains.items())
@@ -118,7 +119,7 @@ def fpf_improves(found: Sequence[Measured]) -> list[Finding]:
         for label in ("k-fpf-ce", "k-fpf-kd"):
             if label in accuracy and others:
                 best, own = max(others, key=lambda one: one.mean), accuracy[label]
-                name = best.line.name.partition(", ")[0]
+                name = _label(best)
                 findings.append(
                     Finding(
                         f"{label} is more accurate than most replaying methods on {stream}{where}, at less cost than "
@@ -134,7 +135,7 @@ def fpf_is_enough(found: Sequence[Measured]) -> list[Finding]:
     """Is finetuning the chosen groups as good as finetuning all?"""
     findings = []
     for (stream, _), members in _by_column(found).items():
-        accuracy = {one.line.name.partition(", ")[0]: one for one in members if one.line.metric == "accuracy"}
+        accuracy = _accuracies(members)
         pairs = [(a, a.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")) for a in accuracy]
         for part, whole in pairs:
             if part != whole and whole in accuracy:
@@ -154,7 +155,7 @@ def fpf_is_enough(found: Sequence[Measured]) -> list[Finding]:
 def anytime_best(found: Sequence[Measured]) -> list[Finding]:
     findings = []
     for (stream, _), members in _by_column(found).items():
-        curves = {one.line.name.partition(", ")[0]: Row(one.line.name, one.records).anytime for one in members}
+        curves = {_label(one): Row(one.line.name, one.records).anytime for one in members}
         if "k-fpf-ce" in curves:
             own = curves.pop("k-fpf-ce")
             behind = [t + 1 for t in range(1, len(own)) if any(other[t] > own[t] for other in curves.values())]
@@ -183,13 +184,23 @@ def cheaper(found: Sequence[Measured]) -> list[Finding]:
     """k-FPF-KD beside DER++, accuracy and cost."""
     findings = []
     for (stream, _), members in _by_column(found).items():
-        accuracy = {one.line.name.partition(", ")[0]: one for one in members if one.line.metric == "accuracy"}
+        accuracy = _accuracies(members)
         if {"k-fpf-kd", "derpp"} <= set(accuracy):
             one, other = accuracy["k-fpf-kd"], accuracy["derpp"]
             numbers = f"{one.mean:.1f} and {other.mean:.1f} %, {one.tflops:.3g} and {other.tflops:.3g} TFLOPs"
             claim = f"k-FPF-KD is more accurate than DER++ on {stream} for less than half of its FLOPs"
             findings.append(Finding(claim, one.mean > other.mean and one.tflops < other.tflops / 2, numbers))
     return findings
+
+
+def _label(one: Measured) -> str:
+    """What its table calls it, without the buffer or what is frozen."""
+    return one.line.name.partition(", ")[0]
+
+
+def _accuracies(found: Sequence[Measured]) -> dict[str, Measured]:
+    """The lines that are accuracies, by their label."""
+    return {_label(one): one for one in found if one.line.metric == "accuracy"}
 
 
 def _by_column(found: Sequence[Measured]) -> dict[tuple[str, str], list[Measured]]:
@@ -214,7 +225,7 @@ def draw_table(found: Sequence[Measured]) -> dict[str, Figure]:
         lines = [one for one in members if one.line.metric == "accuracy"]
         name = stream + where.replace(", buffer ", "-")
         compared = [
-            (one.line.name.partition(", ")[0], (one.line.target.mean, one.line.target.std or 0.0), (one.mean, one.std))
+            (_label(one), (one.line.target.mean, one.line.target.std or 0.0), (one.mean, one.std))
             for one in lines
             if one.line.target
         ]
@@ -226,7 +237,7 @@ def draw_table(found: Sequence[Measured]) -> dict[str, Figure]:
 
 
 def draw_cost(found: Sequence[Measured]) -> Figure:
-    return figures.cost([Row(one.line.name.partition(", ")[0], one.records) for one in found])
+    return figures.cost([Row(_label(one), one.records) for one in found])
 
 
 def draw_anytime(found: Sequence[Measured]) -> dict[str, Figure]:
@@ -598,13 +609,11 @@ def draw_buffer_epochs(found: Sequence[Measured]) -> dict[str, Figure]:
 
 def flops_accuracy(options: Options) -> list[Line]:
     """The columns of the main table with buffer 500, for their accuracy and cost."""
-    chosen = Options(options.stream, options.buffer or 500, options.rows, options.seeds, options.quick, options.device)
+    lines = table("table1", None, replace(options, buffer=options.buffer or (None if options.quick else 500)))
     if options.quick or options.stream:
-        if options.quick and options.buffer is None:
-            chosen = Options(options.stream, None, options.rows, options.seeds, True, options.device)
-        return table("table1", None, chosen)
+        return lines
     streams = ("seq-pathmnist", "seq-tinyimagenet", "seq-pacs")
-    return [line for line in table("table1", None, chosen) if line.stream in streams]
+    return [line for line in lines if line.stream in streams]
 
 
 def draw_flops(found: Sequence[Measured]) -> dict[str, Figure]:

@@ -365,15 +365,9 @@ def _work(connection: Connection, out: str, lanes: int | None, every: Every) -> 
         while (job := connection.recv()) is not None:
             if len(streams) > 1:
                 streams.clear()
-            runs = [Settings.from_dict(settings) for settings, _ in job]
-            sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
-            for settings, made in build.run_lanes(
-                runs, lanes, record.folder(out), sources, streams, say_started, schedule=Schedule(*every), stop=stop
-            ):
-                error = None
-                if not isinstance(made, record.Record):
-                    error = (f"{type(made.error).__name__}: {made.error}", made.trace)
-                connection.send((settings.id, False, error))
+            how = {"streams": streams, "on_start": say_started, "schedule": Schedule(*every), "stop": stop}
+            for name, error, _ in build.run_job(job, lanes, record.folder(out), **how):
+                connection.send((name, False, error))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return  # the sweep was stopped
 
