@@ -31,7 +31,8 @@ Point = dict[str, Any]
 Grid = dict[str, list[Any]]
 
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
-# FLOPs than ER.
+# FLOPs than ER; ``k-fpf+der`` and ``k-fpf+er`` are k-FPF-CE around those methods. ``seq-cifar10-200``: what buffer 500
+# chose and its neighbours.
 GRIDS: dict[str, dict[str, list[Grid]]] = {
     "seq-cifar10": {
         "k-fpf-ce": [
@@ -53,6 +54,45 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+fdr": [{"ft_lr": [0.1, 0.03]}],
         "fpf+agem": [{"ft_lr": [0.1, 0.03]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
+        "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500, 200], "threshold": [0.1]}],
+        "k-fpf+er": [{"ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]}],
+        "sgd": [{}],
+        "joint": [{}],
+        "oewc": [{}],
+        "gdumb": [{}],
+    },
+    "seq-cifar10-200": {
+        "k-fpf-ce": [
+            {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]},
+        ],
+        "k-fpf-kd": [
+            {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1, 0.2], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
+        ],
+        "k-fpf-dense": [{"lr": [0.03, 0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}],
+        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.3]}, {"lr": [0.03], "ft_lr": [0.1, 0.3]}],
+        "fpf+der": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+fdr": [{"ft_lr": [0.1, 0.3]}],
+        "fpf+agem": [{"ft_lr": [0.1, 0.3]}],
+        "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
+        "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500], "threshold": [0.1]}],
+        "gdumb": [{}],
+    },
+    "seq-organamnist": {
+        "k-fpf-ce": [
+            {"lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]},
+            {"lr": [0.1], "ft_lr": [0.1, 0.2], "every": [500], "threshold": [0.3]},
+        ],
+        "k-fpf-kd": [{"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]}],
+        "k-fpf-dense": [{"lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]}],
+        "fpf+er": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+der": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+fdr": [{"ft_lr": [0.1]}],
+        "fpf+agem": [{"ft_lr": [0.1]}],
+        "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "sgd": [{}],
         "joint": [{}],
         "oewc": [{}],
@@ -67,6 +107,10 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
 }
 
 
+def grids_of(arguments: argparse.Namespace) -> dict[str, list[Grid]]:
+    return GRIDS.get(f"{arguments.stream}-{arguments.buffer}", GRIDS[arguments.stream])
+
+
 def points(grids: list[Grid]) -> Iterator[Point]:
     for grid in grids:
         for values in itertools.product(*grid.values()):
@@ -74,7 +118,10 @@ def points(grids: list[Grid]) -> Iterator[Point]:
 
 
 def settings(row: str, point: Point, seed: int, arguments: argparse.Namespace, *, validation: bool) -> Settings:
-    method, given = way("k-fpf-ce" if row == "k-fpf-dense" else row, arguments.stream)
+    if row.startswith("k-fpf+"):
+        method, given = row.removeprefix("k-fpf+"), {"repair": "k-fpf"}
+    else:
+        method, given = way("k-fpf-ce" if row == "k-fpf-dense" else row, arguments.stream)
     common = {"buffer": arguments.buffer, "seed": seed, "device": arguments.device, "validation": validation}
     return resolve(arguments.stream, method, {**given, **point, **common})[0]
 
@@ -98,7 +145,7 @@ def chosen_path(folder: Path, arguments: argparse.Namespace) -> Path:
 
 
 def search(arguments: argparse.Namespace, rows: list[str]) -> None:
-    grids = {row: list(points(GRIDS[arguments.stream][row])) for row in rows}
+    grids = {row: list(points(grids_of(arguments)[row])) for row in rows}
     file = chosen_path(arguments.work, arguments)
     found: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
     known = {
@@ -143,7 +190,9 @@ def keep(arguments: argparse.Namespace, rows: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for one in finals(arguments, rows):
         made = record.find(arguments.work, one)
-        if made is not None:
+        if made is None:
+            print(f"no record of {one.label} seed {one.seed}")
+        else:
             values = made.to_dict()
             values["tensor_changes"] = {}
             target = record.path(folder, one)
@@ -155,7 +204,9 @@ def keep(arguments: argparse.Namespace, rows: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["search", "final", "keep"])
-    parser.add_argument("--stream", default="seq-cifar10", choices=list(GRIDS))
+    parser.add_argument(
+        "--stream", default="seq-cifar10", choices=[stream for stream in GRIDS if not stream.endswith("-200")]
+    )
     parser.add_argument("--buffer", type=int, default=500)
     parser.add_argument("--rows", help="only these, with commas between")
     parser.add_argument("--seeds", type=int, default=5)
@@ -163,7 +214,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
-    rows = arguments.rows.split(",") if arguments.rows else list(GRIDS[arguments.stream])
+    rows = arguments.rows.split(",") if arguments.rows else list(grids_of(arguments))
     if arguments.what == "search":
         search(arguments, rows)
     elif arguments.what == "final":

@@ -20,6 +20,7 @@ from forgetless.methods.joint import Joint
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
+from forgetless.stream import Split, Task
 from forgetless.training import train, with_seed
 from helpers import learner, small_stream
 
@@ -129,8 +130,20 @@ def test_the_fisher_information_is_the_mean_of_squared_gradients_weighted_by_pro
         log_p = F.log_softmax(model(inputs(x)[None]), 1)[0, y]
         for sum_, gradient in zip(total, torch.autograd.grad(log_p, list(model.parameters())), strict=True):
             sum_ += log_p.exp().item() * gradient.numpy() ** 2
-    for fisher, expected in zip(fisher_information(mine, STREAM.tasks[0]), total, strict=True):
+    for fisher, expected in zip(
+        fisher_information(mine, STREAM.tasks[0], len(STREAM.tasks[0].train)), total, strict=True
+    ):
         torch.testing.assert_close(fisher, torch.tensor(expected / 24, dtype=torch.float32), rtol=1e-3, atol=1e-7)
+
+
+def test_the_fisher_information_can_be_taken_over_some_examples_spread_over_the_task():
+    mine, split = learner(network(), STREAM), STREAM.tasks[0].train
+    few = Split(split.x[::4].contiguous(), split.y[::4].contiguous())
+    expected = fisher_information(mine, Task(few, few, (0, 1)), 6)
+    method = OnlineEWC(fisher_examples=6)
+    method.end_task(mine, STREAM.tasks[0], 0)
+    for fisher, value in zip(method.fisher, expected, strict=True):
+        torch.testing.assert_close(fisher, value)
 
 
 def test_oewc_penalises_the_squared_distance_without_a_half():
@@ -150,7 +163,7 @@ def test_oewc_penalises_the_squared_distance_without_a_half():
         expected = expected + 3.0 * (fisher * (p - star) ** 2).sum()
     torch.testing.assert_close(loss, expected.detach())
     assert_stepped(model, twin, expected)
-    fresh = fisher_information(mine, STREAM.tasks[1])
+    fresh = fisher_information(mine, STREAM.tasks[1], len(STREAM.tasks[1].train))
     method.end_task(mine, STREAM.tasks[1], 1)
     for now, before, new in zip(method.fisher, first, fresh, strict=True):
         torch.testing.assert_close(now, 0.5 * before + new)

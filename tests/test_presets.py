@@ -63,7 +63,7 @@ def test_the_searched_settings_are_those_of_the_committed_search():
     assert presets.SEARCHED["seq-mnist"] == {row: {"batch": 10, **point} for row, point in best.items()}
     value, source = preset("seq-mnist", "er", "fpf", 500)["ft_lr"]
     assert value == best["fpf+er"]["ft_lr"]
-    assert source == "searched on validation with buffer 500, fpf+er"
+    assert source == "searched on validation, fpf+er"
 
 
 @pytest.mark.parametrize("file", sorted(RECORDS.glob("*-mnist/*-[0-9].json")), ids=lambda file: file.stem)

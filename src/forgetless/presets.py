@@ -76,6 +76,10 @@ DER_AUTHORS: Mapping[str, Mapping[str, Values]] = {
 # Streams the DER authors do not have start from the nearest they have.
 BORROWED = {"seq-organamnist": "seq-cifar10", "seq-pathmnist": "seq-cifar10", "seq-pacs": "seq-tinyimagenet"}
 
+# Over all images of a task, single gradients of a large network would take longer than its training.
+LARGE = ("seq-organamnist", "seq-pathmnist", "seq-cifar10", "seq-tinyimagenet", "seq-pacs")
+AFFORDABLE: Mapping[str, Values] = {"oewc": {"fisher_examples": 500}}
+
 # FPF and k-FPF: the paper's steps and thresholds; learning rates and τ from the middle of its grids.
 REPAIR: Mapping[str, Values] = {
     "fpf": {"steps": 300, "threshold": 1.0, "ft_lr": 0.1},
@@ -109,8 +113,9 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     },
 }
 
-# Chosen on the validation split with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/search.json;
-# benchmarks/columns.py, results/seq-cifar10/chosen-seq-cifar10-500.json). ``k-fpf-kd+sgd``: where it distils.
+# Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
+# search.json), seq-cifar10 with 200 and 500 (benchmarks/columns.py, results/seq-cifar10/chosen-seq-cifar10-….json).
+# ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
         "k-fpf+sgd": {"batch": 10, "lr": 0.1, "ft_lr": 0.1, "every": 100},
@@ -132,12 +137,13 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10, "ft_lr": 0.01},
     },
     "seq-cifar10": {
-        "k-fpf+sgd": {"lr": 0.01, "ft_lr": 0.03, "every": 500, "threshold": 0.1},
-        "k-fpf-kd+sgd": {"lr": 0.01, "ft_lr": 0.03, "every": 500, "threshold": 0.1, "kd": 0.1},
-        "fpf+er": {"ft_lr": 0.1},
+        "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": {200: 0.05, 500: 0.03}, "every": 500, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"kd": 0.1},
+        "fpf+er": {"lr": {200: 0.03, 500: 0.1}, "ft_lr": {200: 0.3, 500: 0.1}},
         "fpf+agem": {"ft_lr": 0.1},
-        "fpf+fdr": {"ft_lr": 0.1},
-        "fpf+der": {"ft_lr": 0.1},
+        "fpf+icarl": {"ft_lr": 0.03},
+        "fpf+fdr": {"ft_lr": {200: 0.3, 500: 0.1}},
+        "fpf+der": {"ft_lr": {200: 0.03, 500: 0.1}},
         "fpf+derpp": {"ft_lr": 0.1},
     },
 }
@@ -159,11 +165,13 @@ def preset(stream: str, method: str, repair: str, buffer: int, *, distils: bool 
     lender = stream if stream in DER_AUTHORS else BORROWED.get(stream, "")
     if method in DER_AUTHORS.get(lender, {}):
         take(DER_AUTHORS[lender][method], f"DER authors, {lender}")
+    if stream in LARGE and method in AFFORDABLE:
+        take(AFFORDABLE[method], "for its cost with a large network")
     if repair != "none":
         take(REPAIR[repair], f"default of {repair}")
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
     row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
     distilling = [row.replace("k-fpf+", "k-fpf-kd+")] if distils and repair == "k-fpf" else []
     for key in (method, row, *distilling):
-        take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation with buffer 500, {key}")
+        take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation, {key}")
     return found

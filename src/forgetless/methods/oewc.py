@@ -3,7 +3,8 @@
     L = CE + λ Σ_j F_j (θ_j − θ*_j)²            (without ½, as the DER authors have it)
 
 After a task: F ← γ F + F_task, θ* ← θ, with the diagonal F_task = E[p(y|x) · (∂ log p(y|x) / ∂θ)²] over its examples
-and their labels. Deviation: gradients of single examples are taken with batch norm in evaluation mode.
+and their labels. Deviations: gradients of single examples are taken with batch norm in evaluation mode; and, as each of
+them costs the memory of a whole gradient, they can be limited to ``fisher_examples`` of a task, evenly spread over it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from forgetless.stream import Task
 class OnlineEWC(Method):
     penalty: float = setting(10.0, "λ, weight of the penalty")
     gamma: float = setting(1.0, "γ, how much of the older Fisher information is kept")
+    fisher_examples: int = setting(0, "examples of a task its Fisher information is taken over; 0: all of them")
     covered: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the parameters of these two
     fisher: list[Tensor] = field(default_factory=list, init=False, repr=False)
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
@@ -40,7 +42,8 @@ class OnlineEWC(Method):
         return loss.detach(), {"logits": logits.detach()}
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
-        fresh = fisher_information(learner, task)
+        examples = min(self.fisher_examples or len(task.train), len(task.train))
+        fresh = fisher_information(learner, task, examples)
         older = {id(parameter): value for parameter, value in zip(self.covered, self.fisher, strict=True)}
         self.covered = list(learner.parameters)  # fewer than before, once a group is frozen
         self.fisher = [
@@ -48,7 +51,7 @@ class OnlineEWC(Method):
             for parameter, now in zip(self.covered, fresh, strict=True)
         ]
         self.anchor = [parameter.detach().clone() for parameter in self.covered]
-        learner.spend("consolidate", len(task.train), backward=True)
+        learner.spend("consolidate", examples, backward=True)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
         names = {id(parameter): name for name, parameter in learner.network.named_parameters()}
@@ -63,8 +66,8 @@ class OnlineEWC(Method):
         self.anchor = [torch.empty_like(parameter.detach()).copy_(anchor) for parameter, _, anchor in pairs]
 
 
-def fisher_information(learner: Learner, task: Task) -> list[Tensor]:
-    """E[p(y|x) · (∂ log p(y|x) / ∂θ)²] for each trained parameter, over the training examples of a task."""
+def fisher_information(learner: Learner, task: Task, examples: int) -> list[Tensor]:
+    """E[p(y|x) · (∂ log p(y|x) / ∂θ)²] for each trained parameter, over so many training examples of a task."""
     network = learner.network
     trained = {id(parameter) for parameter in learner.parameters}
     free = {name: p.detach() for name, p in network.named_parameters() if id(p) in trained}
@@ -76,11 +79,14 @@ def fisher_information(learner: Learner, task: Task) -> list[Tensor]:
         return -F.cross_entropy(logits, y[None])
 
     each = vmap(grad_and_value(log_probability), in_dims=(None, 0, 0))
-    size = max(1, 20_000_000 // sum(value.numel() for value in free.values()))  # gradients held at a time
+    room = 1_000_000_000 if learner.device.type == "cuda" else 20_000_000  # numbers of gradients held at a time
+    size = max(1, room // sum(value.numel() for value in free.values()))
+    those = torch.arange(examples, device=task.train.y.device) * len(task.train) // examples
     total = {name: torch.zeros_like(value) for name, value in free.items()}
     with evaluating(network):
-        for x, y in zip(task.train.x.split(size), task.train.y.split(size), strict=True):
-            gradients, values = each(free, learner.plain(x), y)
+        for some in those.split(size):
+            part = task.train.of(some)
+            gradients, values = each(free, learner.plain(part.x), part.y)
             for name, gradient in gradients.items():
                 total[name] += torch.einsum("e,e...->...", values.exp(), gradient.square())
-    return [value / len(task.train) for value in total.values()]
+    return [value / examples for value in total.values()]
