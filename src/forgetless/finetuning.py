@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from forgetless.buffer import Buffer, check_whole
 from forgetless.engine import Engine
-from forgetless.grouping import float_tensors, is_norm, unwrap
+from forgetless.grouping import float_tensors, is_norm, unwrap, without_reducer
+from forgetless.processes import Processes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -136,6 +137,7 @@ def finetune(
     forward: Forward = call,
     autocast: torch.dtype | None = None,
     generator: torch.Generator | None = None,
+    processes: Processes | None = None,
 ) -> Finetuned:
     """Finetune the tensors ``names`` of ``model`` on ``buffer`` (columns ``x`` or ``x.<key>``, ``y``, ``logits``).
 
@@ -145,12 +147,15 @@ def finetune(
     loss or a weight becomes infinite or NaN, the network is put back as it was and ``NonFiniteError`` names the step.
     A parameter with ``requires_grad=False`` on entry stays frozen. Not for networks with reentrant activation
     checkpointing, which torch's ``autograd.grad`` refuses. The host reads the losses once, at the end.
+
+    Several ``processes`` finetune one network in step: each draws its part of ``batch`` from a buffer of its own, an
+    update is that of all drawn together, and running statistics become the mean over processes at the end.
     """
     generator = generator or buffer.generator
     with untouched_randomness(generator):
         run = Finetuning(
             model, buffer, names, steps, lr, distill, batch=batch, augment=augment, loss=loss, forward=forward,
-            autocast=autocast, generator=generator,
+            autocast=autocast, generator=generator, processes=processes,
         )  # fmt: skip
         run.advance(steps)
         return run.finish()
@@ -180,6 +185,7 @@ class Finetuning:
         autocast: torch.dtype | None = None,
         generator: torch.Generator,
         engine: Engine | None = None,
+        processes: Processes | None = None,
     ) -> None:
         check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
         if not len(buffer):
@@ -188,7 +194,8 @@ class Finetuning:
             raise ValueError(
                 f"distill is {distill}, which needs the column 'logits'; the buffer has {', '.join(buffer.columns)}"
             )
-        self._model, self._buffer, self._lr, self._distill = model, buffer, lr, distill
+        self._model, self._buffer, self._lr, self._distill = without_reducer(model), buffer, lr, distill
+        self._processes = processes
         self._batch, self._augment, self._loss, self._forward = batch, augment, loss, forward
         self._autocast, self._generator, self._engine = autocast, generator, engine
         self._network = unwrap(model)
@@ -232,6 +239,7 @@ class Finetuning:
     def finish(self) -> Finetuned:
         """What was done; ``NonFiniteError``, and the network as it was, if a loss or weight is not finite."""
         losses = self._losses.tolist()
+        self._agree_on_statistics()
         try:
             _check_finite(losses, {name: self._moving[name] for name in self.names})
         except NonFiniteError:
@@ -260,6 +268,9 @@ class Finetuning:
                 value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
         learns = bool(parameters) and value.requires_grad
         gradients = torch.autograd.grad(value, parameters, allow_unused=True) if learns else ()
+        if self._processes is not None and self._processes.count > 1:
+            value, gradients = self._together(self._processes, value, parameters, gradients, len(y))
+            learns = bool(gradients)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=learns) if g is not None]
         with torch.no_grad():
             if self._schedule is not None:
@@ -268,6 +279,29 @@ class Finetuning:
             self._losses[step] = value.detach()
             if pairs:
                 torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-self._rate(step))
+
+    @staticmethod
+    def _together(
+        processes: Processes,
+        value: Tensor,
+        parameters: list[nn.Parameter],
+        gradients: Sequence[Tensor | None],
+        examples: int,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Loss and gradients over what all processes drew."""
+        own = gradients or [None] * len(parameters)
+        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, own, strict=True)]
+        value, *whole = processes.mean_over_examples([value, *whole], examples)
+        return value, tuple(whole)
+
+    def _agree_on_statistics(self) -> None:
+        """Running statistics that were finetuned saw other images in each process."""
+        if self._processes is None:
+            return
+        parameters = dict(self._network.named_parameters())
+        for name, tensor in self._moving.items():
+            if name not in parameters and tensor.is_floating_point():
+                tensor.copy_(self._processes.mean(tensor))
 
     def _put_back(self) -> None:
         _restore(self._moving, self._before)

@@ -14,7 +14,7 @@ Zhao et al. (2023), Algorithm 1 (FPF: one finetuning, in ``finish``) and Algorit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
@@ -24,9 +24,13 @@ from forgetless import finetuning
 from forgetless.buffer import Buffer, check_whole, restore_generator
 from forgetless.finetuning import Augment, Finetuned, Forward, Loss
 from forgetless.grouping import unwrap
+from forgetless.processes import Processes
 from forgetless.profile import Profile
 from forgetless.selection import Selection
 from forgetless.tracker import Detector, Row, Tracker
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 FORMAT = 1  # of the state
 
@@ -55,6 +59,11 @@ class FPF:
     autocast    dtype of the finetuning's forward pass, say torch.bfloat16
     device      where the buffer is kept; default: with the network's parameters
     seed        of the reservoir, the draws, and of augmentation and dropout while finetuning
+    process_group  the processes that train this network together (``DistributedDataParallel``); default: all of them,
+                where ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are those of all together: each
+                process keeps its part of the buffer, from the batches it observes, and draws its part of a batch.
+                All call ``observe``, ``boundary`` and ``finish`` equally often, choose the same groups, and finetune
+                in step; batch norm sees each process's part alone, and its statistics are averaged afterwards
 
     With "auto" nothing is finetuned before a shift of the data has been seen, since Eq. 1 compares two tasks. S_g is
     the mean over the shifts seen; the groups are chosen at the first finetuning that can, and kept. Deviations from
@@ -85,6 +94,7 @@ class FPF:
         autocast: torch.dtype | None = None,
         device: torch.device | str | None = None,
         seed: int = 0,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.every, self.lr, self.distill, self.batch, self.autocast = every, lr, distill, batch, autocast
@@ -92,20 +102,18 @@ class FPF:
         self.window = window
         self.augment, self.loss, self.forward = augment, loss, forward
         finetuning.check_settings(steps=self.steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
+        check_whole("capacity", capacity)
         check_whole("window", window)
         if every is not None:
             check_whole("every", every)
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and torch.distributed.get_world_size() > 1:
-            raise NotImplementedError("FPF does not keep several processes in step yet; use it in a single process")
 
         network = unwrap(model)
         threshold = threshold if threshold is not None else (1.0 if every is None else 0.3)
         self._selection = Selection(network, groups, threshold, grouping, head)
-        where = next(network.parameters()).device if device is None else torch.device(device)
-        self.buffer = Buffer(capacity, device=where, seed=seed)
-        self._generator = torch.Generator(where).manual_seed(seed + 1)
-        self._tracker = Tracker(network, self._selection.tracked)
+        self._where = None if device is None else torch.device(device)
+        self._capacity, self._seed, self._group = capacity, seed, process_group
+        self._join()
+        self._tracker = Tracker(network, self._selection.tracked, agree=lambda changes: self._processes.mean(changes))
         self._detector = Detector() if detect else None
         self.step = 0
         self.finetunings = 0
@@ -113,12 +121,23 @@ class FPF:
         self._steps_of_window = 0
         self._tracker.start()
 
+    def _join(self) -> None:
+        """Take this process's part of the buffer and of the batches."""
+        self._processes = Processes(self._group)
+        where = self._where or next(unwrap(self.model).parameters()).device
+        seed = self._seed + 1_000_003 * self._processes.rank
+        self.buffer = Buffer(self._processes.share(self._capacity, "capacity"), device=where, seed=seed)
+        self._generator = torch.Generator(where).manual_seed(seed + 1)
+        self._share = self._processes.share(self.batch, "batch")
+
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
         """Once after each ``optimizer.step()``: track, finetune if it is time, then let the reservoir take the batch.
 
         ``x`` as it is before augmentation, ``y`` its labels, ``logits`` the network's output of this step's forward
         pass (needed with ``distill``). Gives what the finetuning did, if there was one.
         """
+        if self.step == 0 and Processes(self._group).count != self._processes.count:
+            self._join()  # the processes found each other after this object was made
         rows = self._rows(x, y, logits)
         self.step += 1
         self._steps_of_window += 1
@@ -164,9 +183,13 @@ class FPF:
         return self._selection.profile(self._tracker.task_changes(), len(self._tracker.between_tasks))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that ``observe`` and ``finish`` depend on beside the network, as tensors and plain data."""
+        """All that ``observe`` and ``finish`` depend on beside the network, as tensors and plain data.
+
+        Of several processes each has a state of its own.
+        """
         return {
             "format": FORMAT,
+            "processes": [self._processes.rank, self._processes.count],
             "groups": {group: list(names) for group, names in self._selection.grouping.items()},
             "chosen": None if self._selection.chosen is None else list(self._selection.chosen),
             "step": self.step,
@@ -185,7 +208,13 @@ class FPF:
             raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
         if {group: tuple(names) for group, names in state["groups"].items()} != self._selection.grouping:
             raise ValueError("the state was saved from a network with other groups of parameters")
-        missing = self.state_dict().keys() - state.keys()
+        rank, count = state.get("processes", (0, 1))  # states of before there were several
+        if (rank, count) != (self._processes.rank, self._processes.count):
+            raise ValueError(
+                f"the state is of process {rank} of {count}; this is process {self._processes.rank} of "
+                f"{self._processes.count}, and needs a state of its own"
+            )
+        missing = self.state_dict().keys() - state.keys() - {"processes"}
         if missing:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         buffer = Buffer(self.buffer.capacity, device=self.buffer.device, seed=self.buffer.seed)
@@ -242,12 +271,13 @@ class FPF:
             self.steps,
             self.lr,
             self.distill,
-            batch=self.batch,
+            batch=self._share,
             augment=self.augment,
             loss=self.loss,
             forward=self.forward,
             autocast=self.autocast,
             generator=self._generator,
+            processes=self._processes,
         )
         self._selection.chosen = chosen
         self.finetunings += 1

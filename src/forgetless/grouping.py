@@ -81,6 +81,16 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def without_reducer(model: nn.Module) -> nn.Module:
+    """What to call for a forward pass that no ``backward()`` follows: ``DistributedDataParallel`` would wait for it."""
+    inside = model
+    while inside is not unwrap(model):
+        if isinstance(inside, nn.parallel.DistributedDataParallel):
+            return unwrap(model)
+        inside = next(inside.children())
+    return model
+
+
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Every parameter and every float buffer by name, tied ones once."""
     tensors: dict[str, Tensor] = dict(network.named_parameters())

@@ -31,14 +31,21 @@ class Tracker:
 
     Task-to-task changes are taken at the first ``epochs`` epochs of each task (1: the paper's early epochs; None: all).
     Memory: one copy of the tensors, and one for each of those epochs. ``keep`` bounds the rows held (None: all).
+    ``agree`` is applied to the changes of each row; several processes take their mean.
     """
 
     def __init__(
-        self, network: nn.Module, names: Sequence[str], epochs: int | None = 1, keep: int | None = 1000
+        self,
+        network: nn.Module,
+        names: Sequence[str],
+        epochs: int | None = 1,
+        keep: int | None = 1000,
+        agree: Callable[[Tensor], Tensor] = lambda changes: changes,
     ) -> None:
         self._network = network
         self.names = tuple(names)
         self._epochs = epochs
+        self._agree = agree
         self.task = 1
         self.epoch = 0
         self.between_epochs: deque[Row] = deque(maxlen=keep)
@@ -67,7 +74,7 @@ class Tracker:
         now = self.snapshot()
         row = None
         if self._last is not None:
-            row = Row(self.task, self.epoch, _row(now, self._last))
+            row = Row(self.task, self.epoch, self._agree(_row(now, self._last)))
             if begins_task is not None and begins_task(row):
                 self.boundary()
                 self.epoch = 1
@@ -77,7 +84,7 @@ class Tracker:
         if self._epochs is None or self.epoch <= self._epochs:
             task, before = self._first.get(self.epoch, (self.task, now))
             if task == self.task - 1:
-                self.between_tasks.append(Row(self.task, self.epoch, _row(now, before)))
+                self.between_tasks.append(Row(self.task, self.epoch, self._agree(_row(now, before))))
             self._first[self.epoch] = (self.task, now)
         return row
 
@@ -159,5 +166,6 @@ class Detector:
 
 
 def _row(now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
+    before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
     values = list(dynamics.changes(now, before).values())
     return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)

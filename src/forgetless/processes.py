@@ -1,0 +1,53 @@
+"""Processes that train one network together, as under ``DistributedDataParallel``: shares, and what they agree on.
+
+Without ``torch.distributed``, or in a group of one, there is one process, which has all and agrees with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+@final
+class Processes:
+    """A group of processes, seen from one of them. Every method but ``share`` is called by all of them in step."""
+
+    def __init__(self, group: ProcessGroup | None = None) -> None:
+        together = dist.is_available() and dist.is_initialized()
+        self.group = group
+        self.count = dist.get_world_size(group) if together else 1
+        self.rank = dist.get_rank(group) if together else 0
+        if self.rank < 0:
+            raise ValueError("process_group does not hold this process; give a group that does")
+
+    def share(self, total: int, name: str) -> int:
+        """The part of ``total`` things that falls to this process; every process must have one."""
+        if total < self.count:
+            raise ValueError(f"{name} is {total}; with {self.count} processes it must be {self.count} or more")
+        return total // self.count + (self.rank < total % self.count)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over processes, the same bits in all of them."""
+        return values if self.count == 1 else self._sum(values) / self.count
+
+    def mean_over_examples(self, values: Sequence[Tensor], examples: int) -> list[Tensor]:
+        """Means over this process's ``examples`` to means over those of all processes; one exchange for all values."""
+        if self.count == 1:
+            return list(values)
+        size = torch.full((1,), float(examples), device=values[0].device)
+        total = self._sum(torch.cat([size, *(value.detach().flatten().float() * examples for value in values)]))
+        parts = (total[1:] / total[0]).split([value.numel() for value in values])
+        return [part.view_as(value).to(value.dtype) for part, value in zip(parts, values, strict=True)]
+
+    def _sum(self, values: Tensor) -> Tensor:
+        total = values.detach().clone()
+        dist.all_reduce(total, group=self.group)
+        return total

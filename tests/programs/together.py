@@ -1,0 +1,69 @@
+"""Started by test_processes.py under torchrun: digits through DistributedDataParallel and k-FPF, a summary as JSON.
+
+    torchrun --nproc-per-node 2 together.py RESULT whole|sampled|norm
+
+``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
+process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
+"""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import forgetless
+
+
+def main(result: str, case: str) -> None:
+    torch.set_num_threads(1)
+    count, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    if count > 1:
+        dist.init_process_group("gloo")
+    data = load_digits()
+    x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    torch.manual_seed(0)
+    network = forgetless.networks.mlp(10, inputs=64, hidden=(32,))
+    if case == "norm":
+        network = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+    model = DistributedDataParallel(network) if count > 1 else network
+    settings = {"capacity": 60, "batch": 16} if case != "whole" else {"capacity": 1000, "batch": 1000}
+    fpf = forgetless.FPF(model, every=15, steps=20, lr=0.1, window=5, **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for task in range(3):
+        rows = (y // 2 == task).nonzero().flatten()
+        for batch in rows[torch.randperm(len(rows), generator=generator)][:320].split(20):
+            mine = batch.chunk(count)[rank]
+            logits = model(x[mine])
+            loss = F.cross_entropy(logits, y[mine])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            fpf.observe(x[mine], y[mine], logits)
+        fpf.boundary()
+    done = fpf.finish()
+    old = y < 6
+    summary = {
+        "chosen": fpf.profile().chosen,
+        "finetunings": fpf.finetunings,
+        "shifts": fpf.shifts,
+        "capacity": fpf.buffer.capacity,
+        "losses": done.losses,
+        "kept": sorted((fpf.buffer["x"] @ torch.arange(64.0)).tolist()),  # tells images apart
+        "weights": torch.cat([tensor.flatten().double() for tensor in network.state_dict().values()]).tolist(),
+        "accuracy": 100 * (network.eval()(x[old]).argmax(1) == y[old]).double().mean().item(),
+        "state": fpf.state_dict()["processes"],
+    }
+    with open(f"{result}-{rank}.json", "w") as file:
+        json.dump(summary, file)
+    if count > 1:
+        dist.destroy_process_group()
+
+
+main(*sys.argv[1:])
