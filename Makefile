@@ -2,13 +2,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format audit clean
+.PHONY: demo test test-avalanche lint format audit clean
 
 demo: $(VENV)/installed          ## set up, then train nine ways on digits in five tasks; ends with a table and a page
 	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-avalanche: $(VENV)-avalanche/installed  ## the tests that need Avalanche, in an environment of its own
+	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/test_integrations.py -k 'avalanche or replay'
 
 lint: $(VENV)/installed          ## lint, format, types
 	$(BIN)/ruff check .
@@ -28,5 +31,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(VENV)-avalanche/installed: pyproject.toml constraints.txt tests/avalanche-requirements.txt
+	$(PYTHON) -m venv $(VENV)-avalanche
+	$(VENV)-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[digits]' \
+		pytest pytest-timeout -r tests/avalanche-requirements.txt
+	$(VENV)-avalanche/bin/python -m pip install --quiet --disable-pip-version-check --no-deps avalanche-lib==0.6.0 torchvision==0.28.0
+	touch $@
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-avalanche

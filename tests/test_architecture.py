@@ -34,7 +34,7 @@ LAYERS = [
         "reproduce",
         "studies",
     },
-    {"cli"},
+    {"cli", "integrations"},
 ]
 
 

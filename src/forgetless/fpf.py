@@ -113,7 +113,7 @@ class FPF:
         self._where = None if device is None else torch.device(device)
         self._capacity, self._seed, self._group = capacity, seed, process_group
         self._join()
-        self._tracker = Tracker(network, self._selection.tracked, agree=lambda changes: self._processes.mean(changes))
+        self._tracker = Tracker(network, self._selection.tracked, agree=lambda changes: self.processes.mean(changes))
         self._detector = Detector() if detect else None
         self.step = 0
         self.finetunings = 0
@@ -123,12 +123,12 @@ class FPF:
 
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
-        self._processes = Processes(self._group)
+        self.processes = Processes(self._group)
         where = self._where or next(unwrap(self.model).parameters()).device
-        seed = self._seed + 1_000_003 * self._processes.rank
-        self.buffer = Buffer(self._processes.share(self._capacity, "capacity"), device=where, seed=seed)
+        seed = self._seed + 1_000_003 * self.processes.rank
+        self.buffer = Buffer(self.processes.share(self._capacity, "capacity"), device=where, seed=seed)
         self._generator = torch.Generator(where).manual_seed(seed + 1)
-        self._share = self._processes.share(self.batch, "batch")
+        self._share = self.processes.share(self.batch, "batch")
 
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
         """Once after each ``optimizer.step()``: track, finetune if it is time, then let the reservoir take the batch.
@@ -136,7 +136,7 @@ class FPF:
         ``x`` as it is before augmentation, ``y`` its labels, ``logits`` the network's output of this step's forward
         pass (needed with ``distill``). Gives what the finetuning did, if there was one.
         """
-        if self.step == 0 and Processes(self._group).count != self._processes.count:
+        if self.step == 0 and Processes(self._group).count != self.processes.count:
             self._join()  # the processes found each other after this object was made
         rows = self._rows(x, y, logits)
         self.step += 1
@@ -189,7 +189,7 @@ class FPF:
         """
         return {
             "format": FORMAT,
-            "processes": [self._processes.rank, self._processes.count],
+            "processes": [self.processes.rank, self.processes.count],
             "groups": {group: list(names) for group, names in self._selection.grouping.items()},
             "chosen": None if self._selection.chosen is None else list(self._selection.chosen),
             "step": self.step,
@@ -209,10 +209,10 @@ class FPF:
         if {group: tuple(names) for group, names in state["groups"].items()} != self._selection.grouping:
             raise ValueError("the state was saved from a network with other groups of parameters")
         rank, count = state.get("processes", (0, 1))  # states of before there were several
-        if (rank, count) != (self._processes.rank, self._processes.count):
+        if (rank, count) != (self.processes.rank, self.processes.count):
             raise ValueError(
-                f"the state is of process {rank} of {count}; this is process {self._processes.rank} of "
-                f"{self._processes.count}, and needs a state of its own"
+                f"the state is of process {rank} of {count}; this is process {self.processes.rank} of "
+                f"{self.processes.count}, and needs a state of its own"
             )
         missing = self.state_dict().keys() - state.keys() - {"processes"}
         if missing:
@@ -277,7 +277,7 @@ class FPF:
             forward=self.forward,
             autocast=self.autocast,
             generator=self._generator,
-            processes=self._processes,
+            processes=self.processes,
         )
         self._selection.chosen = chosen
         self.finetunings += 1

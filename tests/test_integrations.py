@@ -1,0 +1,323 @@
+"""FPF through other libraries' loops: the gain on digits, and the same weights as in a loop by hand."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from forgetless import FPF, networks
+from forgetless.integrations.batches import joined
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SETTINGS = {"capacity": 40, "every": 7, "steps": 5, "window": 3, "lr": 0.1}
+TASKS = 2
+
+
+@pytest.fixture
+def lightning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+        yield importlib.import_module("forgetless.integrations.lightning")
+
+
+@pytest.fixture
+def huggingface():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("transformers", reason="transformers is not installed")
+        yield importlib.import_module("forgetless.integrations.huggingface")
+
+
+@pytest.fixture
+def avalanche():
+    """Avalanche imports torchvision, which has no build for the CPU's torch: two operators are declared for it to find.
+
+    Nothing here calls them. Where torchvision is whole, nothing is declared.
+    """
+    pytest.importorskip("pytorchcv", reason="Avalanche is not installed; `make test-avalanche` does it")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import torchvision  # noqa: F401
+        except RuntimeError:
+            library = torch.library.Library("torchvision", "DEF")
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            avalanche.library = library  # it must outlive this function
+        yield importlib.import_module("forgetless.integrations.avalanche")
+
+
+def example(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module(name)
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 6, generator=generator)
+    return x, torch.arange(60) % 2 + 2 * (torch.arange(60) // 30)  # 30 examples of classes 0 and 1, then of 2 and 3
+
+
+def network():
+    torch.manual_seed(3)
+    return networks.mlp(4, inputs=6, hidden=(8,))
+
+
+def by_hand(orders, **settings):
+    """The weights after a loop by hand over batches of these rows, a list for each task."""
+    model = network()
+    fpf = FPF(model, **{**SETTINGS, **settings})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = data()
+    for number, order in enumerate(orders):
+        if number:
+            fpf.boundary()
+        for rows in order:
+            logits = model(x[rows])
+            optimizer.zero_grad()
+            F.cross_entropy(logits, y[rows]).backward()
+            optimizer.step()
+            fpf.observe(x[rows], y[rows], logits)
+    assert fpf.finetunings
+    fpf.finish()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def in_turn(epochs=1, size=5):
+    return [list(torch.arange(30).add(30 * task).split(size)) * epochs for task in range(TASKS)]
+
+
+# ---- Lightning
+
+
+def module(lightning, logits=True):
+    from lightning.pytorch import LightningModule
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network = network()
+
+        def forward(self, x):
+            return self.network(x)
+
+        def training_step(self, batch, number):
+            out = self(batch[0])
+            loss = F.cross_entropy(out, batch[1])
+            return {"loss": loss, "logits": out} if logits else loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def trainer(callback, folder, epochs=1, **settings):
+    from lightning.pytorch import Trainer
+
+    return Trainer(
+        max_epochs=epochs, accelerator="cpu", callbacks=[callback], logger=False, default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, **{"enable_checkpointing": False, **settings},
+    )  # fmt: skip
+
+
+def loader(task, size=5):
+    x, y = data()
+    rows = slice(30 * task, 30 * task + 30)
+    return DataLoader(TensorDataset(x[rows], y[rows]), batch_size=size)
+
+
+def test_through_lightning_k_fpf_gains_30_points_and_more(lightning, monkeypatch):
+    digits = example("lightning_digits", monkeypatch)
+    assert digits.run("k-FPF")[0] >= digits.run("plain")[0] + 30
+
+
+@pytest.mark.parametrize(("accumulate", "distill"), [(1, 0.0), (2, 0.5)])
+def test_lightning_ends_with_the_weights_of_a_loop_by_hand(lightning, tmp_path, accumulate, distill):
+    model = module(lightning)
+    fpf = FPF(model.network, **SETTINGS, distill=distill)
+    callback = lightning.FPFCallback(fpf)
+    for task in range(TASKS):
+        fitting = trainer(callback, tmp_path, epochs=3, accumulate_grad_batches=accumulate)
+        fitting.fit(model, loader(task, 10 // accumulate))
+    assert fpf.step == 2 * 3 * 3
+    assert fpf.shifts == [9]
+    fpf.finish()
+    weights = nn.utils.parameters_to_vector(model.network.parameters())
+    expected = by_hand(in_turn(3, size=10), distill=distill)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0 if accumulate == 1 else 1e-5)
+
+
+def test_lightning_goes_on_from_its_checkpoint(lightning, tmp_path):
+    def make():
+        model = module(lightning)
+        return model, FPF(model.network, **SETTINGS, groups="all")
+
+    model, fpf = make()
+    trainer(lightning.FPFCallback(fpf), tmp_path, epochs=4).fit(model, loader(0))
+    half, half_fpf = make()
+    first = trainer(lightning.FPFCallback(half_fpf), tmp_path, epochs=2)
+    first.fit(half, loader(0))
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    again, again_fpf = make()
+    second = trainer(lightning.FPFCallback(again_fpf), tmp_path, epochs=4)
+    second.fit(again, loader(0), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    assert again_fpf.step == fpf.step == 24
+    assert again_fpf.finetunings == fpf.finetunings == 3
+    assert torch.equal(again_fpf.buffer["x"], fpf.buffer["x"])
+    for one, other in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_lightning_is_told_what_is_missing(lightning, tmp_path):
+    model = module(lightning, logits=False)
+    callback = lightning.FPFCallback(FPF(model.network, distill=0.5))
+    with pytest.raises(ValueError, match="distill is 0.5, which needs logits: return .* from training_step"):
+        trainer(callback, tmp_path).fit(model, loader(0))
+    with pytest.raises(ValueError, match="a batch of type Tensor is neither .* split="):
+        lightning.pair(torch.zeros(3))
+    inputs, labels = lightning.pair({"ids": torch.ones(2), "labels": torch.zeros(2)})
+    assert list(inputs) == ["ids"]
+    assert labels.tolist() == [0, 0]
+
+
+# ---- Hugging Face
+
+
+class Rows(Dataset):
+    """Writes down in which order its examples are taken."""
+
+    def __init__(self, task):
+        x, y = data()
+        self.first, self.x, self.y, self.taken = 30 * task, x, y, []
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, row):
+        self.taken.append(self.first + row)
+        return {"inputs": self.x[self.first + row], "labels": self.y[self.first + row]}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, inputs, labels=None):
+        logits = self.network(inputs)
+        return {"logits": logits} | ({} if labels is None else {"loss": F.cross_entropy(logits, labels)})
+
+
+def hugging_trainer(model, dataset, callback, folder, **settings):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(
+        str(folder), num_train_epochs=3, per_device_train_batch_size=5, learning_rate=0.1, optim="sgd",
+        lr_scheduler_type="constant", max_grad_norm=0, use_cpu=True, report_to=[], logging_strategy="no",
+        disable_tqdm=True, dataloader_pin_memory=False, **{"save_strategy": "no", **settings},
+    )  # fmt: skip
+    return Trainer(model, arguments, train_dataset=dataset, callbacks=[callback])
+
+
+def test_through_hugging_face_k_fpf_gains_30_points_and_more(huggingface, monkeypatch):
+    digits = example("huggingface_digits", monkeypatch)
+    assert digits.run("k-FPF")[0] >= digits.run("plain")[0] + 30
+
+
+def test_hugging_face_ends_with_the_weights_of_a_loop_by_hand(huggingface, tmp_path):
+    model = Model()
+    fpf = FPF(model, **SETTINGS)
+    callback = huggingface.FPFCallback(fpf)
+    orders = []
+    for task in range(TASKS):
+        dataset = Rows(task)
+        hugging_trainer(model, dataset, callback, tmp_path).train()
+        orders.append(list(torch.tensor(dataset.taken).split(5)))
+    assert fpf.step == 2 * 3 * 6
+    assert fpf.shifts == [18]
+    assert not model._forward_hooks
+    fpf.finish()
+    torch.testing.assert_close(nn.utils.parameters_to_vector(model.parameters()), by_hand(orders), rtol=1e-4, atol=1e-5)
+
+
+def test_hugging_face_goes_on_from_its_checkpoint(huggingface, tmp_path):
+    def make():
+        model = Model()
+        return model, FPF(model, **SETTINGS, groups="all")
+
+    model, fpf = make()
+    steps = {"save_strategy": "steps", "save_steps": 9}
+    hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path / "a", **steps).train()
+    assert (tmp_path / "a" / "checkpoint-9" / "forgetless.pt").exists()
+    again, again_fpf = make()
+    second = hugging_trainer(again, Rows(0), huggingface.FPFCallback(again_fpf), tmp_path / "a", **steps)
+    second.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
+    assert again_fpf.step == fpf.step == 18
+    assert torch.equal(again_fpf.buffer["x.inputs"], fpf.buffer["x.inputs"])
+    for one, other in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    (tmp_path / "a" / "checkpoint-9" / "forgetless.pt").unlink()
+    third = hugging_trainer(again, Rows(0), huggingface.FPFCallback(again_fpf), tmp_path / "a", **steps)
+    with pytest.raises(FileNotFoundError, match=re.escape("forgetless.pt is missing")):
+        third.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
+
+
+def test_hugging_face_is_told_where_the_labels_are(huggingface, tmp_path):
+    model = Model()
+    callback = huggingface.FPFCallback(FPF(model), labels="targets")
+    with pytest.raises(ValueError, match="the model was not called with 'targets' in this step"):
+        hugging_trainer(model, Rows(0), callback, tmp_path).train()
+
+
+# ---- Avalanche
+
+
+def test_through_avalanche_k_fpf_gains_30_points_and_more(avalanche, monkeypatch):
+    warnings.simplefilter("ignore")
+    digits = example("avalanche_digits", monkeypatch)
+    assert digits.run("k-FPF")[0] >= digits.run("plain")[0] + 30
+
+
+def test_around_replay_only_new_examples_are_remembered(avalanche, monkeypatch):
+    """Of each class there are about 144 training images; three epochs offer each three times."""
+    warnings.simplefilter("ignore")
+    digits = example("avalanche_digits", monkeypatch)
+    accuracy, fpf = digits.run("FPF", replay=True)
+    assert fpf.buffer.seen == 3 * 1437
+    assert len(fpf.shifts) == 4
+    assert accuracy > 80
+
+
+# ---- DistributedDataParallel; more in test_processes.py
+
+
+def test_through_torchrun_k_fpf_gains_30_points_and_more():
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         str(EXAMPLES / "distributed_digits.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    found = {way: float(value) for way, value in re.findall(r"^(\S+) +([\d.]+) %$", ended.stdout, re.M)}
+    assert found["k-FPF"] >= found["plain"] + 30
+    assert "chosen" in ended.stdout
+
+
+def test_batches_are_joined():
+    one, two = torch.tensor([[1.0]]), torch.tensor([[2.0], [3.0]])
+    x, y, logits = joined([({"a": one}, one[:, 0], one), ({"a": two}, two[:, 0], two)])
+    assert x["a"].tolist() == logits.tolist() == [[1.0], [2.0], [3.0]]
+    assert y.tolist() == [1.0, 2.0, 3.0]
+    assert joined([(one, one, None), (two, two, None)])[2] is None
