@@ -78,7 +78,7 @@ BORROWED = {"seq-organamnist": "seq-cifar10", "seq-pathmnist": "seq-cifar10", "s
 
 # Over all images of a task, single gradients of a large network would take longer than its training.
 LARGE = ("seq-organamnist", "seq-pathmnist", "seq-cifar10", "seq-tinyimagenet", "seq-pacs")
-AFFORDABLE: Mapping[str, Values] = {"oewc": {"fisher_examples": 500}}
+AFFORDABLE: Mapping[str, Values] = {"oewc": {"fisher_examples": 500}, "mas": {"examples": 500}}
 
 # FPF and k-FPF: the paper's steps and thresholds; learning rates and τ from the middle of its grids.
 REPAIR: Mapping[str, Values] = {
