@@ -49,6 +49,11 @@ METHODS = _table({
     "fdr": ("forgetless.methods.fdr:FDR", "function distance regularisation (Benjamin et al. 2019)"),
     "der": ("forgetless.methods.der:DER", "dark experience replay (Buzzega et al. 2020)"),
     "derpp": ("forgetless.methods.derpp:DERpp", "dark experience replay with labels (Buzzega et al. 2020)"),
+    "mir": ("forgetless.methods.mir:MIR", "replay of what is maximally interfered with (Aljundi et al. 2019)"),
+    "si": ("forgetless.methods.si:SI", "synaptic intelligence (Zenke et al. 2017)"),
+    "mas": ("forgetless.methods.mas:MAS", "memory aware synapses (Aljundi et al. 2018)"),
+    "packnet": ("forgetless.methods.packnet:PackNet", "packing by pruning, for task-IL (Mallya & Lazebnik 2018)"),
+    "hat": ("forgetless.methods.hat:HAT", "hard attention to the task, for task-IL (Serrà et al. 2018)"),
 })  # fmt: skip
 
 NETWORKS = _table({

@@ -104,6 +104,7 @@ def _check_steps(method: Method, stream: Stream) -> None:
         _network(), stream, lr=0.05, batch=6, replay=4, weight_decay=0.0, engine=Engine(), seed=0,
         buffer=None if method.memory == "none" else buffer,
     )  # fmt: skip
+    method.begin(learner)
     for number, task in enumerate(stream.tasks):
         for start in range(0, 18, 6):
             batch = Batch(task.train.x[start : start + 6], task.train.y[start : start + 6], number)

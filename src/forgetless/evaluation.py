@@ -34,12 +34,13 @@ def evaluate(learner: Learner, method: Method, stream: Stream, batch: int = 1000
     """The host waits once, at the end.
 
     Captured where the network alone predicts (a method's own way may have a state) and the images are on the device.
+    Class-IL is by ``predict``; task-IL by ``predict_task`` where the method has one, else by the same scores.
     """
     engine = learner.engine
     key = ("evaluate", id(stream), batch)
     sheet = engine.keep(key, lambda: _Sheet(stream, learner.device))
     on_device = all(task.test.x.device == task.test.y.device for task in stream.tasks)
-    if type(method).predict is Method.predict and on_device:
+    if type(method).predict is Method.predict and not _knows_tasks(method) and on_device:
         engine.call(key, lambda: _count(sheet, learner, method, batch))
     else:
         _count(sheet, learner, method, batch)
@@ -52,8 +53,15 @@ def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
     sheet.right.zero_()
     with evaluating(learner.network):
         for number, task in enumerate(sheet.stream.tasks):
-            for x, y in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
-                scores = method.predict(learner, learner.plain(x))
-                among_task = scores.masked_fill(sheet.absent[number], -torch.inf)
+            for images, y in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
+                x = learner.plain(images)
+                scores = method.predict(learner, x)
+                of_task = method.predict_task(learner, x, number) if _knows_tasks(method) else scores
+                among_task = of_task.masked_fill(sheet.absent[number], -torch.inf)
                 hits = [(scores.argmax(1) == y).sum(), (among_task.argmax(1) == y).sum()]
                 sheet.right[:, number] += torch.stack(hits)
+
+
+def _knows_tasks(method: Method) -> bool:
+    """Whether it predicts in another way where the task is known."""
+    return type(method).predict_task is not Method.predict_task

@@ -64,11 +64,15 @@ class Learner:
         self.lr, self.batch, self.replay_size, self.weight_decay = lr, batch, replay, weight_decay
         self.classes, self.tasks, self.shape = stream.classes, len(stream.tasks), stream.shape
         self._seen = [1 + max(c for task in stream.tasks[: t + 1] for c in task.classes) for t in range(self.tasks)]
+        self.examples = [len(task.train) for task in stream.tasks]  # training examples of each task
         self.device = engine.device
+        foreign = [[label not in task.classes for label in range(stream.classes)] for task in stream.tasks]
+        self.foreign = torch.tensor(foreign, device=self.device)  # (tasks, classes): whether not of the task
         self.generator = engine.generator(seed)
         self.ledger = Ledger()
         self.finetuned = False  # whether the output layer was finetuned, after which it is what predicts
         self.parameters: list[Tensor] = []
+        self._takes: list[bool] = []
         self._buffer = buffer
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
         self.costs: dict[object, int] = {} if costs is None else costs  # FLOPs, of what was counted once
@@ -85,9 +89,18 @@ class Learner:
         """How many classes the tasks up to this one have (from 0; −1: none); in a class-IL stream 0 to that − 1."""
         return self._seen[task] if task >= 0 else 0
 
+    def among(self, logits: Tensor, task: int) -> Tensor:
+        """Scores with those of classes that are not of this task at −∞: no gradient reaches them."""
+        return logits.masked_fill(self.foreign[task], -torch.inf)
+
     def take_parameters(self) -> None:
         """Train what requires gradients now."""
-        self.parameters = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        self._takes = [parameter.requires_grad for parameter in self.network.parameters()]
+        self.parameters = self.trained(list(self.network.parameters()))
+
+    def trained(self, values: Sequence[T]) -> list[T]:
+        """Of values, one for each parameter of the network, those of the parameters that are trained."""
+        return [value for value, takes in zip(values, self._takes, strict=True) if takes]
 
     def augment(self, x: Tensor) -> Tensor:
         """Images to inputs, as in training."""
@@ -126,17 +139,26 @@ class Learner:
         rows["x"] = self.augment(rows["x"])
         return rows
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, found, strict=True)]
+    def gradients(self, loss: Tensor, beside: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Of a loss, for each trained parameter, and then for each tensor of ``beside``."""
+        tensors = [*self.parameters, *beside]
+        found = torch.autograd.grad(loss, tensors, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(tensors, found, strict=True)]
 
     @torch.no_grad()
-    def descend(self, gradients: Sequence[Tensor], lr: float | Tensor | None = None) -> None:
-        """One step of SGD along these gradients; a rate on the device may change between replays."""
+    def descend(
+        self, gradients: Sequence[Tensor], lr: float | Tensor | None = None, scale: Sequence[Tensor] | None = None
+    ) -> None:
+        """One step of SGD along these gradients; a rate on the device may change between replays.
+
+        ``scale`` multiplies the moves, that by weight decay too: where it is 0, a parameter keeps its bits.
+        """
         rate = self.lr if lr is None else lr
         moves = list(gradients)
         if self.weight_decay:
             moves = list(torch._foreach_add(moves, self.parameters, alpha=self.weight_decay))
+        if scale is not None:
+            moves = list(torch._foreach_mul(moves, list(scale)))
         if isinstance(rate, Tensor):
             torch._foreach_sub_(self.parameters, list(torch._foreach_mul(moves, rate)))
         else:

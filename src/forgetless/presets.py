@@ -78,7 +78,10 @@ BORROWED = {"seq-organamnist": "seq-cifar10", "seq-pathmnist": "seq-cifar10", "s
 
 # Over all images of a task, single gradients of a large network would take longer than its training.
 LARGE = ("seq-organamnist", "seq-pathmnist", "seq-cifar10", "seq-tinyimagenet", "seq-pacs")
-AFFORDABLE: Mapping[str, Values] = {"oewc": {"fisher_examples": 500}}
+AFFORDABLE: Mapping[str, Values] = {"oewc": {"fisher_examples": 500}, "mas": {"examples": 500}}
+
+# Its 50 candidates are for a replay of 10: of them no 128 could be chosen. Five times as many again, as in its paper.
+CANDIDATES: Mapping[str, int] = {"rot-mnist": 640}
 
 # FPF and k-FPF: the paper's steps and thresholds; learning rates and τ from the middle of its grids.
 REPAIR: Mapping[str, Values] = {
@@ -167,6 +170,8 @@ def preset(stream: str, method: str, repair: str, buffer: int, *, distils: bool 
         take(DER_AUTHORS[lender][method], f"DER authors, {lender}")
     if stream in LARGE and method in AFFORDABLE:
         take(AFFORDABLE[method], "for its cost with a large network")
+    if stream in CANDIDATES and method == "mir":
+        take({"candidates": CANDIDATES[stream]}, "five times the replay")
     if repair != "none":
         take(REPAIR[repair], f"default of {repair}")
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")

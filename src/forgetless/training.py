@@ -290,6 +290,7 @@ class _Training:
             buffer=self.buffer, engine=engine, seed=self.seed,
             costs=_costs(method, network, stream, self.replay, self.freeze),
         )  # fmt: skip
+        method.begin(self.learner)
         self.order = engine.generator(self.seed + 2)
         self.repair = Repair(unwrap(network), self.learner, self.settings, engine.generator(self.seed + 3))
         self.frozen = self.repair.selection.names(_known(self.freeze, self.repair.selection))
@@ -371,7 +372,7 @@ class _Training:
                 self.step += 1
                 step = self.step
                 held = 0 if buffer is None else len(buffer)
-                flops_key = (size, min(held, self.replay), number > 0)
+                flops_key = (size, min(held, method.draws(learner)), number > 0)
                 if settings is not None and settings.due(step) and held:
                     # Algorithm 2: the finetuning comes between the step and the buffer's taking of its batch.
                     rows = learner.counted("train", flops_key, partial(advance, size))

@@ -33,6 +33,12 @@ class Method(ABC):
     joint: ClassVar[bool] = False
     tells_sensitivity: ClassVar[bool] = True
 
+    def begin(self, learner: Learner) -> None:  # noqa: B027
+        """Before anything else in a run: take what is needed of the learner, refuse a network it cannot train.
+
+        A run that goes on from a state begins too, and then loads it. Here, not in ``step``, the host may read.
+        """
+
     @abstractmethod
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Forward, maybe replay, backward, update. Gives the loss, and columns: the batch's ``logits``, those declared.
@@ -46,9 +52,20 @@ class Method(ABC):
     def finish(self, learner: Learner) -> None:  # noqa: B027
         """After the last task, before any finetuning at the end."""
 
+    def draws(self, learner: Learner) -> int:
+        """The most examples a step draws from the buffer at a time, on which its cost depends."""
+        return learner.replay_size
+
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
         """Scores of all classes for prepared inputs ``x``, the network being in evaluation mode."""
         return learner.forward(x)
+
+    def predict_task(self, learner: Learner, x: Tensor, task: int) -> Tensor:
+        """The same for inputs of which the task is known (from 0), for task-IL; scores of other classes do not count.
+
+        Left as it is, evaluation takes what ``predict`` gave and does not call it.
+        """
+        return self.predict(learner, x)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
         """What the method has gathered: its attributes, as plain data and tensors.

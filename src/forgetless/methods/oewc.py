@@ -16,9 +16,9 @@ from typing import Any, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 
-from forgetless.learner import Batch, Learner, evaluating
+from forgetless.learner import Batch, Learner
+from forgetless.methods.importance import laid_out, over_examples, penalised, used
 from forgetless.methods.method import Method, setting
 from forgetless.stream import Task
 
@@ -36,14 +36,12 @@ class OnlineEWC(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
-        for parameter, fisher, anchor in zip(self.covered, self.fisher, self.anchor, strict=True):
-            loss = loss + self.penalty * (fisher * (parameter - anchor).square()).sum()
+        loss = penalised(loss, self.penalty, self.covered, self.fisher, self.anchor)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
-        examples = min(self.fisher_examples or len(task.train), len(task.train))
-        fresh = fisher_information(learner, task, examples)
+        fresh = fisher_information(learner, task, self.fisher_examples)
         older = {id(parameter): value for parameter, value in zip(self.covered, self.fisher, strict=True)}
         self.covered = list(learner.parameters)  # fewer than before, once a group is frozen
         self.fisher = [
@@ -51,7 +49,7 @@ class OnlineEWC(Method):
             for parameter, now in zip(self.covered, fresh, strict=True)
         ]
         self.anchor = [parameter.detach().clone() for parameter in self.covered]
-        learner.spend("consolidate", examples, backward=True)
+        learner.spend("consolidate", used(self.fisher_examples, task), backward=True)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
         names = {id(parameter): name for name, parameter in learner.network.named_parameters()}
@@ -61,32 +59,16 @@ class OnlineEWC(Method):
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         parameters = dict(learner.network.named_parameters())
         self.covered = [parameters[name] for name in state["covered"]]
-        pairs = list(zip(self.covered, state["fisher"], state["anchor"], strict=True))
-        self.fisher = [torch.empty_like(parameter.detach()).copy_(fisher) for parameter, fisher, _ in pairs]
-        self.anchor = [torch.empty_like(parameter.detach()).copy_(anchor) for parameter, _, anchor in pairs]
+        self.fisher = laid_out(self.covered, state["fisher"])
+        self.anchor = laid_out(self.covered, state["anchor"])
 
 
 def fisher_information(learner: Learner, task: Task, examples: int) -> list[Tensor]:
     """E[p(y|x) · (∂ log p(y|x) / ∂θ)²] for each trained parameter, over so many training examples of a task."""
-    network = learner.network
-    trained = {id(parameter) for parameter in learner.parameters}
-    free = {name: p.detach() for name, p in network.named_parameters() if id(p) in trained}
-    fixed = {name: p.detach() for name, p in network.named_parameters() if id(p) not in trained}
-    fixed.update((name, buffer) for name, buffer in network.named_buffers())
-
-    def log_probability(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        logits = functional_call(network, {**values, **fixed}, (x[None],))
-        return -F.cross_entropy(logits, y[None])
-
-    each = vmap(grad_and_value(log_probability), in_dims=(None, 0, 0))
-    room = 1_000_000_000 if learner.device.type == "cuda" else 20_000_000  # numbers of gradients held at a time
-    size = max(1, room // sum(value.numel() for value in free.values()))
-    those = torch.arange(examples, device=task.train.y.device) * len(task.train) // examples
-    total = {name: torch.zeros_like(value) for name, value in free.items()}
-    with evaluating(network):
-        for some in those.split(size):
-            part = task.train.of(some)
-            gradients, values = each(free, learner.plain(part.x), part.y)
-            for name, gradient in gradients.items():
-                total[name] += torch.einsum("e,e...->...", values.exp(), gradient.square())
-    return [value / examples for value in total.values()]
+    return over_examples(
+        learner,
+        task,
+        examples,
+        lambda logits, y: -F.cross_entropy(logits, y),
+        lambda gradients, values: torch.einsum("e,e...->...", values.exp(), gradients.square()),
+    )

@@ -1,0 +1,66 @@
+"""Memory aware synapses (Aljundi et al. 2018).
+
+    L = CE + λ Σ_j Ω_j (θ_j − θ*_j)²
+
+After a task: Ω ← Ω + E |∂ ‖f(x)‖² / ∂θ| over its training examples, one at a time, without their labels; θ* ← θ. f are
+the outputs for all classes. As for oEWC: gradients of single examples are taken with batch norm in evaluation mode, and
+can be limited to ``examples`` of a task, evenly spread over it. A finetuning (FPF) moves weights from where Ω was
+taken; after k-FPF the penalty pulls back towards θ*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forgetless.learner import Batch, Learner
+from forgetless.methods.importance import laid_out, over_examples, penalised, used
+from forgetless.methods.method import Method, setting
+from forgetless.stream import Task
+
+
+@final
+@dataclass
+class MAS(Method):
+    penalty: float = setting(0.1, "λ, weight of the penalty")
+    examples: int = setting(0, "examples of a task its importance is taken over; 0: all of them")
+    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # of each parameter of the network
+    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
+
+    def begin(self, learner: Learner) -> None:
+        self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]
+        self.importance = [torch.zeros_like(place) for place in self.anchor]
+
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = learner.forward(learner.augment(batch.x))
+        loss = F.cross_entropy(logits, batch.y)
+        importance, anchor = learner.trained(self.importance), learner.trained(self.anchor)
+        loss = penalised(loss, self.penalty, learner.parameters, importance, anchor)
+        learner.update(loss)
+        return loss.detach(), {"logits": logits.detach()}
+
+    @torch.no_grad()
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        torch._foreach_add_(learner.trained(self.importance), output_importance(learner, task, self.examples))
+        torch._foreach_copy_(self.anchor, list(learner.network.parameters()))
+        learner.spend("consolidate", used(self.examples, task), backward=True)
+
+    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
+        self.importance = laid_out(learner.network.parameters(), state["importance"])
+        self.anchor = laid_out(learner.network.parameters(), state["anchor"])
+
+
+def output_importance(learner: Learner, task: Task, examples: int) -> list[Tensor]:
+    """E |∂ ‖f(x)‖² / ∂θ| for each trained parameter, over so many training examples of a task."""
+    return over_examples(
+        learner,
+        task,
+        examples,
+        lambda logits, _: logits.square().sum(),
+        lambda gradients, _: gradients.abs().sum(0),
+    )

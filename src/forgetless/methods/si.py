@@ -1,0 +1,71 @@
+"""Synaptic intelligence (Zenke et al. 2017).
+
+    L = CE + c Σ_j Ω_j (θ_j − θ*_j)²
+
+In each step ω ← ω − g · Δθ, g the gradient of the cross-entropy alone and Δθ how far the step moved the weight.
+After a task: Ω ← Ω + max(0, ω / (Δ² + ξ)), Δ how far the weight moved over the task; θ* ← θ, ω ← 0. What a task adds is
+clipped at 0, so that no weight is pushed away from θ*. g is that of the batch, as in the paper, noise included. A
+finetuning (k-FPF) counts in Δ, since it moves the weights, and not in ω, since no step of the method made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from forgetless.learner import Batch, Learner
+from forgetless.methods.importance import laid_out, penalised
+from forgetless.methods.method import Method, setting
+from forgetless.stream import Task
+
+
+@final
+@dataclass
+class SI(Method):
+    c: float = setting(0.5, "c, weight of the penalty")
+    xi: float = setting(1.0, "ξ, keeps the importance of weights that hardly move finite")
+    path: list[Tensor] = field(default_factory=list, init=False, repr=False)  # ω, of each parameter of the network
+    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω
+    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*, also where the task began
+
+    def __post_init__(self) -> None:
+        if not self.xi > 0:
+            raise ValueError(
+                f"xi is {self.xi!r}; it must be above 0, since weights that did not move are divided by it"
+            )
+
+    def begin(self, learner: Learner) -> None:
+        self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]
+        self.importance = [torch.zeros_like(place) for place in self.anchor]
+        self.path = [torch.zeros_like(place) for place in self.anchor]
+
+    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        logits = learner.forward(learner.augment(batch.x))
+        entropy = F.cross_entropy(logits, batch.y)
+        gradients = learner.gradients(entropy)
+        importance, anchor = learner.trained(self.importance), learner.trained(self.anchor)
+        with torch.no_grad():
+            loss = penalised(entropy, self.c, learner.parameters, importance, anchor)
+            before = [parameter.clone() for parameter in learner.parameters]
+            pull = torch._foreach_mul(importance, torch._foreach_sub(before, anchor))  # the penalty's gradient / 2c
+            learner.descend(torch._foreach_add(gradients, pull, alpha=2 * self.c))
+            moved = torch._foreach_sub(learner.parameters, before)
+            torch._foreach_addcmul_(learner.trained(self.path), gradients, moved, value=-1)
+        return loss.detach(), {"logits": logits.detach()}
+
+    @torch.no_grad()
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        places = zip(learner.network.parameters(), self.path, self.importance, self.anchor, strict=True)
+        for parameter, path, importance, anchor in places:
+            importance += (path / ((parameter - anchor).square() + self.xi)).clamp(min=0)
+            anchor.copy_(parameter)
+            path.zero_()
+
+    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
+        for name in ("path", "importance", "anchor"):
+            setattr(self, name, laid_out(learner.network.parameters(), state[name]))
