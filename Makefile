@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-avalanche lint format audit clean
+.PHONY: demo test test-avalanche docs lint format audit clean
 
 demo: $(VENV)/installed          ## set up, then train nine ways on digits in five tasks; ends with a table and a page
 	$(BIN)/forgetless demo
@@ -11,7 +11,10 @@ test: $(VENV)/installed          ## set up, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-avalanche: $(VENV)-avalanche/installed  ## the tests that need Avalanche, in an environment of its own
-	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/test_integrations.py -k 'avalanche or replay'
+	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/test_integrations.py tests/test_pages.py -k 'avalanche or replay'
+
+docs: $(VENV)/installed          ## the documentation as a site, in site/; a warning, a dead link too, is an error
+	$(BIN)/zensical build --clean --strict
 
 lint: $(VENV)/installed          ## lint, format, types
 	$(BIN)/ruff check .

@@ -595,6 +595,19 @@ def draw_cost(stream: str, buffer: int, file: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_method(stream: str) -> None:
+    """What moves under plain SGD, and S_g, from the records of a column: the pictures of docs/method.md."""
+    from forgetless import figures, report
+
+    runs = measured(stream, 500)["sgd"]
+    made = figures.dynamics(runs[0], "Seq-CIFAR-10, ResNet-18, plain SGD")
+    figures.save(made, DOCS, f"dynamics-{stream}", ("svg",))
+    (row,) = report.rows(measured(stream, 500)["fpf+er"])
+    figures.save(
+        figures.profile(row.sensitivity, "ER on Seq-CIFAR-10, mean of five seeds"), DOCS, f"profile-{stream}", ("svg",)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -609,6 +622,7 @@ def main() -> None:
     draw(DOCS / "speed.svg")
     for stream, buffer in COLUMNS:
         draw_cost(stream, buffer, DOCS / f"cost-{stream}-{buffer}.svg")
+    draw_method("seq-cifar10")
 
 
 if __name__ == "__main__":

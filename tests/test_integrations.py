@@ -39,21 +39,12 @@ def huggingface():
 
 
 @pytest.fixture
-def avalanche():
-    """Avalanche imports torchvision, which has no build for the CPU's torch: two operators are declared for it to find.
-
-    Nothing here calls them. Where torchvision is whole, nothing is declared.
-    """
+def avalanche(monkeypatch):
     pytest.importorskip("pytorchcv", reason="Avalanche is not installed; `make test-avalanche` does it")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            import torchvision  # noqa: F401
-        except RuntimeError:
-            library = torch.library.Library("torchvision", "DEF")
-            for name in ("nms", "qnms"):
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            avalanche.library = library  # it must outlive this function
+        monkeypatch.syspath_prepend(str(Path(__file__).parent / "programs"))
+        importlib.import_module("torchvision_operators")
         yield importlib.import_module("forgetless.integrations.avalanche")
 
 

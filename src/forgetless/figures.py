@@ -90,6 +90,10 @@ def profile(sensitivity: Mapping[str, float], label: str) -> Figure:
     groups = list(sensitivity)[::-1]
     bars = axes.barh(groups, [sensitivity[group] for group in groups], color="#ea580c")
     axes.bar_label(bars, fmt="%.2f", padding=3)
+    if max(sensitivity.values(), default=0.0) > 5:  # batch norm's statistics; the others would not be seen
+        axes.set_xscale("log")
+        axes.margins(x=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
     for threshold, name in ((1.0, "FPF"), (0.3, "k-FPF")):
         axes.axvline(threshold, linestyle=":", color="0.4")
         axes.text(threshold, len(groups) - 0.4, name, ha="center", fontsize=8)

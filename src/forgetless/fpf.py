@@ -36,34 +36,35 @@ FORMAT = 1  # of the state
 
 
 class FPF:
-    """Forgetting Prioritized Finetuning around an existing loop; see the head of this file.
+    """Forgetting Prioritized Finetuning around an existing loop: ``observe`` each step, then ``finish``.
 
-    model       any ``nn.Module`` that gives logits; compiled or wrapped ones too
-    capacity    examples the buffer holds (reservoir sampling over all that is observed)
-    every       τ, the training steps between two finetunings (k-FPF); None: only in ``finish()`` (FPF)
-    steps       steps of one finetuning; default 300 without ``every``, 100 with it
-    lr          learning rate of the finetuning, annealed to 0 by a cosine
-    distill     λ of the term λ · MSE(stored logits, logits); 0: cross-entropy alone (k-FPF-CE), above 0: k-FPF-KD
-    batch       examples drawn from the buffer for a step of finetuning
-    groups      "auto": chosen by sensitivity; "all"; or names of groups
-    threshold   with "auto": groups with S_g above it; default 1 without ``every``, 0.3 with it
-    grouping    {group: names of tensors}, in place of ``forgetless.groups(model)``
-    head        the module of the output layer, where ``forgetless.groups`` cannot recognise it
-    window      steps whose changes are compared; they take the place of the paper's epochs
-    detect      find the shifts of the data from the changes of the parameters, until ``boundary()`` tells one. Once
-                finetuning has begun, a shift is found only where three whole windows lie between it and the
-                finetuning before it; a restart of the learning rate looks like a shift
-    augment     applied to the inputs drawn from the buffer
-    loss        (logits, y) -> loss, in place of cross-entropy
-    forward     (model, x) -> logits, where ``model(x)`` does not give them
-    autocast    dtype of the finetuning's forward pass, say torch.bfloat16
-    device      where the buffer is kept; default: with the network's parameters
-    seed        of the reservoir, the draws, and of augmentation and dropout while finetuning
-    process_group  the processes that train this network together (``DistributedDataParallel``); default: all of them,
-                where ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are those of all together: each
-                process keeps its part of the buffer, from the batches it observes, and draws its part of a batch.
-                All call ``observe``, ``boundary`` and ``finish`` equally often, choose the same groups, and finetune
-                in step; batch norm sees each process's part alone, and its statistics are averaged afterwards
+    Args:
+        model: any ``nn.Module`` that gives logits; compiled or wrapped ones too
+        capacity: examples the buffer holds (reservoir sampling over all that is observed)
+        every: τ, the training steps between two finetunings (k-FPF); None: only in ``finish()`` (FPF)
+        steps: steps of one finetuning; default 300 without ``every``, 100 with it
+        lr: learning rate of the finetuning, annealed to 0 by a cosine
+        distill: λ of the term λ · MSE(stored logits, logits); 0: cross-entropy alone (k-FPF-CE), above 0: k-FPF-KD
+        batch: examples drawn from the buffer for a step of finetuning
+        groups: "auto": chosen by sensitivity; "all"; or names of groups
+        threshold: with "auto": groups with S_g above it; default 1 without ``every``, 0.3 with it
+        grouping: {group: names of tensors}, in place of ``forgetless.groups(model)``
+        head: the module of the output layer, where ``forgetless.groups`` cannot recognise it
+        window: steps whose changes are compared; they take the place of the paper's epochs
+        detect: find the shifts of the data from the changes of the parameters, until ``boundary()`` tells one. Once
+            finetuning has begun, a shift is found only where three whole windows lie between it and the
+            finetuning before it; a restart of the learning rate looks like a shift
+        augment: applied to the inputs drawn from the buffer
+        loss: (logits, y) -> loss, in place of cross-entropy
+        forward: (model, x) -> logits, where ``model(x)`` does not give them
+        autocast: dtype of the finetuning's forward pass, say torch.bfloat16
+        device: where the buffer is kept; default: with the network's parameters
+        seed: of the reservoir, the draws, and of augmentation and dropout while finetuning
+        process_group: the processes that train this network together (``DistributedDataParallel``); default: all of
+            them, where ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are those of all together:
+            each process keeps its part of the buffer, from the batches it observes, and draws its part of a batch.
+            All call ``observe``, ``boundary`` and ``finish`` equally often, choose the same groups, and finetune
+            in step; batch norm sees each process's part alone, and its statistics are averaged afterwards
 
     With "auto" nothing is finetuned before a shift of the data has been seen, since Eq. 1 compares two tasks. S_g is
     the mean over the shifts seen; the groups are chosen at the first finetuning that can, and kept. Deviations from

@@ -26,8 +26,9 @@ from forgetless.fpf import FPF
 class FPFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[misc,call-arg]
     """Observes each iteration of a strategy; see the head of this file.
 
-    fpf         an ``FPF`` around the strategy's model
-    tasks       whether each experience after the first begins a new task; False: ``fpf`` finds the shifts by itself
+    Args:
+        fpf: an ``FPF`` around the strategy's model
+        tasks: whether each experience after the first begins a new task; False: ``fpf`` finds the shifts by itself
     """
 
     def __init__(self, fpf: FPF, *, tasks: bool = True) -> None:

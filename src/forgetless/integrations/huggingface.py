@@ -33,9 +33,10 @@ from forgetless.integrations.batches import Observed, joined
 class FPFCallback(TrainerCallback):
     """Observes each optimiser step of a Trainer; see the head of this file.
 
-    fpf         an ``FPF`` around the model
-    labels      the argument of the model that holds the labels
-    tasks       whether each ``train()`` after the first begins a new task; False: ``fpf`` finds the shifts by itself
+    Args:
+        fpf: an ``FPF`` around the model
+        labels: the argument of the model that holds the labels
+        tasks: whether each ``train()`` after the first begins a new task; False: ``fpf`` finds the shifts by itself
     """
 
     def __init__(self, fpf: FPF, labels: str = "labels", *, tasks: bool = True) -> None:

@@ -38,9 +38,10 @@ def pair(batch: Any) -> tuple[Example, Tensor]:
 class FPFCallback(Callback):
     """Observes each optimiser step of a Trainer; see the head of this file.
 
-    fpf         an ``FPF`` around the module (or the network in it that gives the logits)
-    split       batch -> (x, y), where a batch is neither that nor a mapping with ``labels``
-    tasks       whether each ``fit`` after the first begins a new task; False: ``fpf`` finds the shifts by itself
+    Args:
+        fpf: an ``FPF`` around the module (or the network in it that gives the logits)
+        split: batch -> (x, y), where a batch is neither that nor a mapping with ``labels``
+        tasks: whether each ``fit`` after the first begins a new task; False: ``fpf`` finds the shifts by itself
 
     With ``distill``, ``training_step`` returns a mapping with ``loss`` and ``logits``.
     """

@@ -17,14 +17,14 @@ from forgetless.stream import Split, Task
 class Method(ABC):
     """A way to train on a stream. Subclasses are dataclasses whose fields are their settings, each with ``setting(…)``.
 
-    memory     what the training loop does with a buffer after each step: "none"; "reservoir" or "balanced": it offers
-    the
-               batch; "own": nothing, the method writes in ``end_task``
-    columns    what the method stores beside ``x`` and ``y``; every name must be among what ``step`` returns
-               (or, with memory "own", what ``end_task`` writes)
-    scenarios  where it makes sense: "class" (new classes in every task), "domain"
-    joint      whether it is given the training examples of all tasks at once
-    tells_sensitivity  whether it trains on one task after another, so that S_g can be measured
+    Attributes:
+        memory: what the training loop does with a buffer after each step: "none"; "reservoir" or "balanced": it offers
+            the batch; "own": nothing, the method writes in ``end_task``
+        columns: what the method stores beside ``x`` and ``y``; every name must be among what ``step`` returns (or, with
+            memory "own", what ``end_task`` writes)
+        scenarios: where it makes sense: "class" (new classes in every task), "domain"
+        joint: whether it is given the training examples of all tasks at once
+        tells_sensitivity: whether it trains on one task after another, so that S_g can be measured
     """
 
     memory: ClassVar[str] = "none"

@@ -1,0 +1,69 @@
+"""Every code block of the documentation runs: a page's Python from top to bottom, its commands one by one."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parent.parent / "docs"
+GENERATED = {"results.md", "findings.md", "speed.md", "reliability.md", "transformers.md"}  # by benchmarks/tables.py
+BLOCK = re.compile(r'^```(python|bash|toml)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+PAGES = sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED and BLOCK.search(path.read_text()))
+NEEDS = {"avalanche.md": "pytorchcv", "lightning.md": "lightning", "huggingface.md": "transformers"}
+
+
+def start(command, folder, **options):
+    path = f"{folder}{os.pathsep}{Path(__file__).parent / 'programs'}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "COLUMNS": "200",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, **options)
+
+
+def program(words):
+    """A command line as this environment's Python runs it."""
+    module = {"forgetless": "from forgetless.cli import main; main()"}.get(words[0])
+    if module:
+        return [sys.executable, "-c", module, *words[1:]]
+    assert words[0] == "torchrun", f"a page calls {words[0]}"
+    return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    pytest.importorskip(NEEDS.get(page.name, "torch"), reason="its library is not installed")
+    text = page.read_text()
+    python = []
+    for kind, title, code in BLOCK.findall(text):
+        if title:
+            (tmp_path / title).write_text(code)
+        elif kind == "python":
+            python.append(code)
+    if page.name == "avalanche.md":
+        python.insert(0, "import torchvision_operators")
+    if python:
+        (tmp_path / "page.py").write_text("\n".join(python))
+        ended = start([sys.executable, "-W", "ignore", "page.py"], tmp_path)
+        assert ended.returncode == 0, ended.stderr
+    for kind, _, code in BLOCK.findall(text):
+        for line in code.splitlines() if kind == "bash" else ():
+            command, _, remark = line.partition("#")
+            words = shlex.split(command)
+            if words[0] == "pip":
+                continue
+            if "needs" in remark or words[1] == "demo":  # what it needs is not here: are the options right?
+                options = [word for word in words if word.startswith("--")]
+                names = [word for word in words[:3] if word in ("sweep", "search", "reproduce", "data", "get", "demo")]
+                helped = start(program([words[0], *names, "--help"]), tmp_path).stdout
+                assert all(option in helped for option in options), line
+            else:
+                ended = start(program(words), tmp_path)
+                assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
