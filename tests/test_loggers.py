@@ -3,13 +3,13 @@ import struct
 import sys
 
 import pytest
-from helpers import small_stream
 
 from forgetless import Finetune, networks
 from forgetless.loggers import LOGGERS, mlflow, numbers, tensorboard, wandb
 from forgetless.methods.sgd import SGD
 from forgetless.profile import Group, Profile
 from forgetless.training import Began, Ended, EpochEnded, Repaired, Result, Stepped, TaskEnded, Waiting, train
+from helpers import small_stream
 
 
 def run(**settings):

@@ -253,7 +253,7 @@ def _in_repeated(network: nn.Module, path: str) -> bool:
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether it is made of other modules; a layer with a parametrization (weight norm) or with adapters is one layer."""
+    """Whether it is made of other modules; a layer with a parametrization or with adapters is one layer."""
     if _adapted(module) is not None:
         return False
     return any(name != "parametrizations" for name, _ in module.named_children())

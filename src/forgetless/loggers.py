@@ -128,7 +128,7 @@ def mlflow(
     return _passed_on(events, opened())
 
 
-LOGGERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+LOGGERS: dict[str, Callable[..., Generator[Event]]] = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
 def _passed_on(events: Iterable[Event], sink: AbstractContextManager[Log]) -> Generator[Event]:
