@@ -15,7 +15,7 @@ def example(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("example", "gain"), [("transformers_vit", 30.0), ("transformers_text", 8.0)], indirect=["example"]
+    ("example", "gain"), [("transformers_vit", 40.0), ("transformers_text", 12.0)], indirect=["example"]
 )
 def test_k_fpf_repairs_a_pretrained_transformer(example, gain):
     plain = example.run("plain", quick=True)
