@@ -1,6 +1,6 @@
 """Hugging Face's Trainer on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
 
-pip install -c constraints.txt '.[digits,huggingface]'
+pip install -c constraints.txt '.[digits,transformers]'
 python examples/huggingface_digits.py
 """
 

@@ -17,7 +17,7 @@ LAYERS = [
     {"stream", "datasets", "streams", "augment", "augment_cuda", "networks", "grouping"},
     {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},
-    {"evaluation", "training", "lanes", "contract", "checkpoint"},
+    {"evaluation", "training", "lanes", "contract", "checkpoint", "loggers"},
     {
         "presets",
         "config",

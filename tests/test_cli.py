@@ -44,6 +44,28 @@ def test_json_is_one_line(tmp_path):
     assert json.loads((tmp_path / "runs" / values["id"] / "record.json").read_text()) == values
 
 
+def test_a_run_is_logged_beside_its_record(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    done = forgetless("run", "seq-digits", "sgd", "--fpf", "--json", "--log", "tensorboard", *QUICK, cwd=tmp_path)
+    values = json.loads(done.stdout)
+    read = EventAccumulator(str(tmp_path / "runs" / values["id"] / "tensorboard")).Reload()
+    assert [point.value for point in read.Scalars("accuracy/task_1")] == pytest.approx(
+        [row[0] for row in values["accuracy_matrix"]], abs=0.001
+    )
+    assert [point.value for point in read.Scalars("chosen/fc3")] == [1.0]
+    assert b"| method | sgd |" in read.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
+
+
+@pytest.mark.parametrize("logger", ["wandb", "mlflow"])
+def test_a_run_is_logged_where_the_logger_says(logger, tmp_path):
+    where = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/tracked.db"}
+    done = forgetless("run", "seq-digits", "sgd", "--log", logger, *QUICK, cwd=tmp_path, **where)
+    assert "record: runs/" in done.stdout
+    found = tmp_path.glob("runs/*/wandb/offline-run-*/run-*.wandb" if logger == "wandb" else "tracked.db")
+    assert [file.stat().st_size > 1000 for file in found] == [True]
+
+
 def test_groups_order_freeze_and_validation_reach_the_run(tmp_path):
     done = forgetless(
         "run", "seq-digits", "er", "--fpf", "--groups", "fc1,fc3", "--order", "9,8,7,6,5,4,3,2,1,0", "--freeze", "fc2",
@@ -80,6 +102,10 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "seq-digits", "er", "--fpf", "--k-fpf"], "error: --fpf and --k-fpf exclude each other"),
         (["run", "seq-digits", "er", "--order", "1,a"], "error: order is '1,a'; it must be a seed"),
         (["run", "seq-digits", "er", "--order", "1,2"], "error: order is [1, 2]; it must name each of the classes"),
+        (
+            ["run", "seq-digits", "er", "--log", "tensorbord"],
+            "error: log is 'tensorbord'; it must be one of tensorboard, wandb, mlflow",
+        ),
         (["run", "seq-digits", "er", "--precision", "fp8"], "error: precision is 'fp8'; it must be one of fp32"),
         (["run", "seq-digits", "er", "--device", "cuda:99"], "GPUs here; use cpu"),
         (["run", "seq-digits", "er", "--epochs", "two"], "error: Invalid value for '--epochs'"),

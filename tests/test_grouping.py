@@ -232,6 +232,51 @@ def test_a_layer_with_a_parametrized_weight_is_one_layer():
     assert_partition(model, parts)
 
 
+def adapted(model, **settings):
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, **settings))
+
+
+@pytest.mark.parametrize("layers", [2, 3])
+def test_a_layer_with_adapters_is_one_layer(layers):
+    model = adapted(Transformer(layers), target_modules=["linear1", "linear2", "embed"], modules_to_save=["head"])
+    parts = groups(model)
+    blocks = [f"block{number + 1}" for number in range(layers)]
+    assert list(parts) == ["stem", *blocks, "norm.affine", "head"]
+    prefix = "base_model.model."
+    assert all(name.startswith(f"{prefix}encoder.layers.1.") for name in parts["block2"])
+    assert f"{prefix}encoder.layers.1.linear1.lora_A.default.weight" in parts["block2"]
+    assert f"{prefix}embed.lora_B.default.weight" in parts["stem"]
+    assert parts["head"] == tuple(
+        f"{prefix}head.{kind}.{name}"
+        for kind in ("original_module", "modules_to_save.default")
+        for name in ("weight", "bias")
+    )
+    assert_partition(model, parts)
+
+
+def test_the_head_may_have_adapters_itself():
+    parts = groups(adapted(CNN(), target_modules=["fc"]))
+    prefix = "base_model.model.fc"
+    assert set(parts["head"]) == {
+        f"{prefix}.base_layer.weight", f"{prefix}.base_layer.bias", f"{prefix}.lora_A.default.weight",
+        f"{prefix}.lora_B.default.weight",
+    }  # fmt: skip
+    assert list(parts) == ["stem", "block1", "block2", "head"]
+
+
+def test_a_usual_name_counts_inside_of_what_only_wraps_the_network():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.conv, self.lstm = nn.Linear(4, 2), nn.Conv2d(3, 4, 3), nn.LSTM(4, 4)
+
+    assert groups(Net())["head"] == ("fc.weight", "fc.bias")
+    assert groups(nn.Sequential(Net()))["head"] == ("0.fc.weight", "0.fc.bias")
+    assert "base_model.model.fc.weight" in groups(adapted(Net(), target_modules=["conv"]))["head"]
+
+
 def test_the_last_of_several_usual_names_is_the_head():
     class Net(nn.Module):
         def __init__(self):

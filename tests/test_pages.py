@@ -1,5 +1,6 @@
 """Every code block of the documentation runs: a page's Python from top to bottom, its commands one by one."""
 
+import importlib
 import os
 import re
 import shlex
@@ -67,3 +68,16 @@ def test_the_code_of_a_page_runs(page, tmp_path):
             else:
                 ended = start(program(words), tmp_path)
                 assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
+
+
+def test_the_lines_of_the_page_on_transformers_run():
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "transformers.md").read_text(), re.S)
+    torch = pytest.importorskip("torch")
+    forgetless = importlib.import_module("forgetless")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=9, num_labels=3, **sizes))
+    batch, labels = {"input_ids": torch.arange(8).view(2, 4)}, torch.tensor([0, 2])
+    names = {"forgetless": forgetless, "model": model, "batch": batch, "labels": labels}
+    with pytest.warns(UserWarning, match="nothing was finetuned in 1 steps"):
+        exec(code, {**names, "logits": model(**batch).logits})

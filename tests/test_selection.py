@@ -53,3 +53,15 @@ def test_a_grouping_may_leave_tensors_out_but_not_split_statistics():
         Selection(networks.resnet18(4, width=4), grouping={"a": ["bn1.running_mean"], "b": ["fc.weight"]})
     with pytest.raises(ValueError, match="threshold is nan"):
         Selection(networks.mlp(10), threshold=float("nan"))
+
+
+def test_a_profile_counts_what_can_move():
+    network = networks.mlp(10)
+    network.fc1.weight.requires_grad_(False)
+    for parameter in network.fc2.parameters():
+        parameter.requires_grad_(False)
+    profile = Selection(network, groups="all").profile({}, 0)
+    assert [(group.name, group.parameters, group.chosen) for group in profile.groups] == [
+        ("fc1", 100, True), ("fc2", 0, False), ("fc3", 1010, True)
+    ]  # fmt: skip
+    assert profile.share == pytest.approx(1110 / 89610)

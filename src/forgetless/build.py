@@ -7,7 +7,8 @@ import math
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -164,11 +165,12 @@ def run(
     eager: bool = False,
     schedule: Schedule | None = None,
     stop: Stop | None = None,
+    log: Callable[[Run], Run | Generator[Event]] = lambda events: events,
 ) -> Record:
     """One run and its record, in ``out/<id>/record.json``; a record that is there already is given back as it is.
 
     With a ``schedule`` it leaves checkpoints, and on ``stop`` a last one and ``Stopped``; from a checkpoint that is
-    there it goes on.
+    there it goes on. ``log`` passes the events on, as those of ``loggers`` do.
     """
     if out is not None and record.path(out, settings).exists():
         return record.read(record.path(out, settings))
@@ -176,12 +178,13 @@ def run(
     stream = build_stream(settings) if stream is None else stream
     kept = Kept(settings, stream, out, schedule, sources=sources or {}, eager=eager)
     result = None
-    for event in kept.run:
-        on_event(event)
-        if isinstance(event, Ended):
-            result = event.result
-        elif kept.saw(event, stop):
-            raise Stopped
+    with closing(log(kept.run)) as events:
+        for event in events:
+            on_event(event)
+            if isinstance(event, Ended):
+                result = event.result
+            elif kept.saw(event, stop):
+                raise Stopped
     assert result is not None
     made = _leave(settings, sources or {}, result, out)
     kept.ended()

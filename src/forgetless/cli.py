@@ -32,6 +32,7 @@ app.add_typer(data, name="data")
 screen = Console()
 notes = Console(stderr=True)
 INTERRUPTED = 130
+LOGGERS = ("tensorboard", "wandb", "mlflow")
 WrongCall: Any = typer.BadParameter.__mro__[2]  # click's ClickException, which newer versions of typer bring themselves
 
 Out = Annotated[
@@ -87,6 +88,7 @@ def run(
     checkpoint_seconds: CheckpointSeconds = 60.0,
     checkpoint_steps: CheckpointSteps = 0,
     out: Out = Path("runs"),
+    log: Annotated[str | None, typer.Option(help="Log as it trains: tensorboard, wandb or mlflow.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")] = False,
 ) -> None:
     """Train a METHOD on a STREAM. A method's own settings are options too: --alpha 0.2."""
@@ -100,6 +102,8 @@ def run(
     }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
     settings, sources = resolve(stream, method, chosen)
+    if log not in (None, *LOGGERS):
+        raise ValueError(f"log is {log!r}; it must be one of {', '.join(LOGGERS)}")
     file = record.path(out, settings)
     if not as_json:
         _say_settings(settings, sources)
@@ -108,7 +112,7 @@ def run(
         notes.print(f"this run has a record already, {file}: it is not done again")
     else:
         interval = _every(checkpoint_steps, checkpoint_seconds)
-        found = _train(settings, sources, out, interval, quiet=as_json, eager=eager)
+        found = _train(settings, sources, out, interval, quiet=as_json, eager=eager, log=log)
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict()) + "\n")
         return
@@ -499,7 +503,14 @@ def main() -> None:
 
 
 def _train(
-    settings: Settings, sources: dict[str, str], out: Path, every: Every, *, quiet: bool, eager: bool
+    settings: Settings,
+    sources: dict[str, str],
+    out: Path,
+    every: Every,
+    *,
+    quiet: bool,
+    eager: bool,
+    log: str | None = None,
 ) -> record.Record:
     from forgetless.build import run as run_one
     from forgetless.checkpoint import Schedule, Stop
@@ -508,8 +519,11 @@ def _train(
     _set_threads(settings)
     stop = Stop()
     stop.listen()
+    how: dict[str, Any] = {"eager": eager, "schedule": Schedule(*every), "stop": stop}
+    if log is not None:
+        how["log"] = _logger(log, settings, out)
     if quiet:
-        return run_one(settings, sources, out, eager=eager, schedule=Schedule(*every), stop=stop)
+        return run_one(settings, sources, out, **how)
     with _bar() as progress:
         bar = progress.add_task("reading data", total=None)
 
@@ -522,7 +536,24 @@ def _train(
                 seen = event.accuracies[: event.task]
                 progress.console.print(f"after task {event.task}: {sum(seen) / len(seen):.1f} % on the tasks so far")
 
-        return run_one(settings, sources, out, show, eager=eager, schedule=Schedule(*every), stop=stop)
+        return run_one(settings, sources, out, show, **how)
+
+
+def _logger(name: str, settings: Settings, out: Path) -> Any:
+    """A reader of the events that also logs them: TensorBoard's and wandb's files go beside the record."""
+    from functools import partial
+
+    from forgetless import loggers
+
+    folder, title = out / settings.id, f"{settings.stream} {settings.label}, seed {settings.seed}"
+    if name == "tensorboard":
+        own: dict[str, Any] = {"folder": folder / "tensorboard"}
+    elif name == "wandb":
+        folder.mkdir(parents=True, exist_ok=True)
+        own = {"name": title, "dir": str(folder)}
+    else:
+        own = {"name": title}
+    return partial(loggers.LOGGERS[name], settings=settings.to_dict(), **own)
 
 
 def _every(steps: int, seconds: float) -> Every:

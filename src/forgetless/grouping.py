@@ -11,7 +11,7 @@ The three networks of the paper have tables. Any other ``nn.Module`` gets groups
 
 Every tensor is in exactly one group; a tied weight is there once, under the first of its names. Names are those of
 ``named_parameters()`` and ``named_buffers()`` of the network itself, without the prefix ``torch.compile`` or
-``DistributedDataParallel`` puts before them.
+``DistributedDataParallel`` puts before them. A layer with adapters around it (peft) is one layer, adapters included.
 """
 
 from __future__ import annotations
@@ -161,14 +161,17 @@ def _head(network: nn.Module, head: str | None) -> str:
         if head not in paths or not any(True for _ in network.get_submodule(head).parameters()):
             raise ValueError(f"head={head!r} is not a module with parameters of {type(network).__name__}")
         return head
+    adapted = [path for path, module in network.named_modules() if _adapted(module) is not None]
     layers: list[tuple[str, nn.Module]] = [
         (path, module)
         for path, module in network.named_modules(remove_duplicate=False)
-        if any(True for _ in module.parameters(recurse=False)) or parametrize.is_parametrized(module)
+        if path in adapted or any(True for _ in module.parameters(recurse=False)) or parametrize.is_parametrized(module)
         if not is_norm(module) and "parametrizations" not in path.split(".")
+        if path in adapted or not any(_below(path, other) for other in adapted)
     ]
     linear = [path for path, module in layers if _is_linear(module)]
-    usual = [path for path in linear if path.split(".")[0] in HEAD_NAMES]
+    inside = _wrapped(network)
+    usual = [path for path in linear if _below(path, inside) and _child(path, inside) in HEAD_NAMES]
     if usual:
         return usual[-1]
     if linear and layers[-1][0] == linear[-1] and not _in_repeated(network, linear[-1]):
@@ -180,7 +183,31 @@ def _head(network: nn.Module, head: str | None) -> str:
     )
 
 
+def _wrapped(network: nn.Module) -> str:
+    """The path of what a network only wraps, as peft's models do: of its only child, as long as it has one only."""
+    path, children = "", list(network.named_children())
+    while len(children) == 1 and not any(True for _ in network.parameters(recurse=False)):
+        name, network = children[0]
+        path = f"{path}.{name}" if path else name
+        children = list(network.named_children())
+    return path
+
+
+def _child(path: str, parent: str) -> str:
+    """The name of the child of ``parent`` in which ``path`` lies."""
+    return path.removeprefix(f"{parent}." if parent else "").split(".")[0]
+
+
+def _adapted(module: nn.Module) -> nn.Module | None:
+    """The layer inside adapters of peft's, or beside the copy of it that is trained in its place."""
+    children = dict(module.named_children())
+    layer = children.get("base_layer", children.get("original_module"))
+    return None if layer is None or _is_composite(layer) else layer
+
+
 def _is_linear(module: nn.Module) -> bool:
+    adapted = _adapted(module)
+    module = module if adapted is None else adapted
     kinds = nn.Linear | nn.Bilinear | nn.Conv1d | nn.Conv2d | nn.Conv3d
     return isinstance(module, kinds) or "linear" in type(module).__name__.lower()
 
@@ -206,11 +233,10 @@ def _units(module: nn.Module, path: str, body: set[str]) -> Iterator[str]:
 
 def _has_repeated(module: nn.Module) -> bool:
     """Whether somewhere below there are two or more sibling modules of one type that have children themselves."""
-    for below in module.modules():
-        kinds = Counter(type(child) for child in below.children() if _is_composite(child))
-        if max(kinds.values(), default=0) >= 2:
-            return True
-    return False
+    if not _is_composite(module):
+        return False
+    kinds = Counter(type(child) for child in module.children() if _is_composite(child))
+    return max(kinds.values(), default=0) >= 2 or any(map(_has_repeated, module.children()))
 
 
 def _first_block(units: Sequence[nn.Module | None]) -> int:
@@ -237,7 +263,9 @@ def _in_repeated(network: nn.Module, path: str) -> bool:
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether it is made of other modules; a layer with a parametrization (weight norm) is one layer."""
+    """Whether it is made of other modules; a layer with a parametrization or with adapters is one layer."""
+    if _adapted(module) is not None:
+        return False
     return any(name != "parametrizations" for name, _ in module.named_children())
 
 
@@ -249,7 +277,7 @@ def _own(path: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> list[st
 
 
 def _below(name: str, path: str) -> bool:
-    return name == path or name.startswith(f"{path}.")
+    return not path or name == path or name.startswith(f"{path}.")
 
 
 def _sorted(parts: Mapping[str, list[str]]) -> Groups:

@@ -15,8 +15,8 @@ class Group:
 
     name: str
     sensitivity: float | None  # S_g; None before a shift of the data was seen, or where all is frozen
-    parameters: int
-    share: float  # of all parameters of the network
+    parameters: int  # that are not frozen
+    share: float  # of all parameters of the network, frozen ones too
     chosen: bool
 
 

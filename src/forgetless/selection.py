@@ -78,7 +78,7 @@ class Selection:
 
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         scores, chosen = self.scores(by_tensor), self.choice(by_tensor)
-        sizes = counts(self._network, self.grouping)
+        sizes = counts(self._network, {group: tuple(self._live.get(group, ())) for group in self.grouping})
         total = sum(parameter.numel() for parameter in self._network.parameters())
         groups = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
         return Profile(tuple(groups), comparisons)

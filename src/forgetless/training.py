@@ -62,6 +62,7 @@ class EpochEnded:
     epoch: int
     loss: float
     changes: dict[str, float]  # by group, since the last epoch
+    step: int  # the last of the epoch
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Repaired:
 class TaskEnded:
     task: int
     accuracies: tuple[float, ...]  # class-IL, of all tasks, in percent
+    task_il: tuple[float, ...]  # likewise, with the task known
+    step: int  # the last of the task
 
 
 @dataclass(frozen=True)
@@ -334,7 +337,7 @@ class _Training:
             accuracies = self._evaluate()
             self.class_il.append(tuple(accuracies.class_il))
             self.task_il.append(tuple(accuracies.task_il))
-            yield TaskEnded(number + 1, self.class_il[-1])
+            yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step)
             self.epoch = 0
         self.seconds["total"] += time.perf_counter() - self._began
         yield Ended(self._result(before))
@@ -406,7 +409,7 @@ class _Training:
             self.losses.append((number + 1, epoch + 1, mean))
             assert row is not None
             self.index = 0
-            yield EpochEnded(number + 1, epoch + 1, mean, repair.groups(row))
+            yield EpochEnded(number + 1, epoch + 1, mean, repair.groups(row), self.step)
         feed.close()
         self.feed = None
         engine.forget("train")

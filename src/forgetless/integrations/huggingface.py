@@ -30,7 +30,7 @@ from forgetless.integrations.batches import Observed, joined
 
 
 @final
-class FPFCallback(TrainerCallback):
+class FPFCallback(TrainerCallback):  # type: ignore[misc]
     """Observes each optimiser step of a Trainer; see the head of this file.
 
     Args:

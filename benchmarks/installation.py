@@ -1,6 +1,6 @@
 """The wheel alone in a new environment: its size, what it pulls, how long the import takes, the demo.
 
-python benchmarks/packaging.py [--out FILE]
+python benchmarks/installation.py [--out FILE]
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure(folder: Path, repeats: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "records" / "packaging.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "records" / "installation.json")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         values = measure(Path(folder), arguments.repeats)

@@ -1,0 +1,29 @@
+"""The examples with pretrained transformers, in their quick versions: what is repaired is what was forgotten."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def example(request, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module(request.param)
+
+
+@pytest.mark.parametrize(
+    ("example", "gain"), [("transformers_vit", 40.0), ("transformers_text", 12.0)], indirect=["example"]
+)
+def test_k_fpf_repairs_a_pretrained_transformer(example, gain):
+    plain = example.run("plain", quick=True)
+    repaired = example.run("k-FPF", quick=True)
+    assert plain.trained == 1.0
+    assert plain.before == plain.after
+    assert plain.after < 30
+    assert repaired.after > plain.after + gain
+    profile = repaired.fpf.profile()
+    assert "head" in profile.chosen
+    assert {"stem", "block1", "block2", "norm.affine", "head"} <= {group.name for group in profile.groups}
