@@ -185,7 +185,7 @@ def run(
 ) -> Outcome:
     """One way through the stream; ``validation``, ``rate`` and ``settings`` are for choosing settings."""
     kind = "LoRA" if adapters else "full"
-    weights = pretrained(seed, epochs=4 if quick else 8)
+    weights = pretrained(seed, epochs=3 if quick else 8)
     torch.manual_seed(seed)
     model = bert(labels=10)
     model.load_state_dict(weights, strict=False)
@@ -198,7 +198,7 @@ def run(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=rate or RATES[kind])
     x, y = documents()["without validation" if validation else "stream"]
-    for rows in stream(y, seed, epochs=3 if quick else EPOCHS):
+    for rows in stream(y, seed, epochs=2 if quick else EPOCHS):
         batch, labels = take(x, rows), y[rows]
         logits = model(**batch).logits
         loss = F.cross_entropy(logits, labels)
