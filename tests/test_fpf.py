@@ -518,3 +518,24 @@ def test_training_that_diverged_is_told():
         fpf.observe(x, y)
     with pytest.raises(ValueError, match="change of group 'fc1' is nan, .* has training diverged"):
         fpf.finish()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_network_may_be_moved_between_its_making_its_training_and_the_last_repair():
+    torch.manual_seed(0)
+    model = networks.mlp(4, inputs=6, hidden=(8,))
+    fpf = FPF(model, capacity=20, every=5, steps=3, window=2)
+    model.cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for task in range(2):
+        for _ in range(6):
+            x, y = torch.rand(4, 6, device="cuda"), torch.arange(4, device="cuda") // 2 + 2 * task
+            logits = model(x)
+            optimizer.zero_grad()
+            F.cross_entropy(logits, y.clamp(max=3)).backward()
+            optimizer.step()
+            fpf.observe(x, y.clamp(max=3), logits)
+        fpf.boundary()
+    assert fpf.buffer["x"].is_cuda
+    model.cpu()
+    assert fpf.finish().losses

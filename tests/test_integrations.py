@@ -1,6 +1,7 @@
 """FPF through other libraries' loops: the gain on digits, and the same weights as in a loop by hand."""
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -170,11 +171,60 @@ def test_lightning_goes_on_from_its_checkpoint(lightning, tmp_path):
         assert torch.equal(one, other)
 
 
+def test_lightning_goes_on_from_its_checkpoint_in_two_processes(lightning, tmp_path):
+    program = Path(__file__).parent / "programs" / "lightning_together.py"
+    first, second = in_two_processes(program, tmp_path)
+    for found in (first, second):
+        assert found["same weights"]
+        assert found["same buffer"]
+        assert found["steps"] == [24, 24]  # 60 examples, 5 in each process at a time, 4 epochs
+        assert found["finetunings"] == [5, 5]
+        assert found["capacity"] == 20
+    assert first["kept"] != second["kept"]
+
+
+def in_two_processes(program, folder):
+    ended = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program),
+         str(folder)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):
+    model = module(lightning)
+    fpf = FPF(model.network, **SETTINGS)
+    fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=2)
+    fitting.fit(model, loader(0))
+    fitting.fit_loop.max_epochs = 4
+    fitting.fit(model, loader(1))
+    assert fpf.shifts == [12]
+
+
+def test_testing_a_checkpoint_leaves_fpf_as_it_is(lightning, tmp_path):
+    model = module(lightning)
+    model.test_step = lambda *_: None
+    fpf = FPF(model.network, **SETTINGS)
+    fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=1)
+    fitting.fit(model, loader(0))
+    fitting.save_checkpoint(tmp_path / "one.ckpt")
+    fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=1)
+    fitting.fit(model, loader(1))
+    fitting.test(model, loader(1), ckpt_path=tmp_path / "one.ckpt", weights_only=True, verbose=False)
+    assert fpf.step == 12
+    assert fpf.shifts == [6]
+
+
 def test_lightning_is_told_what_is_missing(lightning, tmp_path):
     model = module(lightning, logits=False)
     callback = lightning.FPFCallback(FPF(model.network, distill=0.5))
     with pytest.raises(ValueError, match="distill is 0.5, which needs logits: return .* from training_step"):
         trainer(callback, tmp_path).fit(model, loader(0))
+    with pytest.raises(ValueError, match="fpf is around another network than the one that is fitted"):
+        trainer(lightning.FPFCallback(FPF(network())), tmp_path).fit(model, loader(0))
     with pytest.raises(ValueError, match="a batch of type Tensor is neither .* split="):
         lightning.pair(torch.zeros(3))
     inputs, labels = lightning.pair({"ids": torch.ones(2), "labels": torch.zeros(2)})
@@ -258,10 +308,60 @@ def test_hugging_face_goes_on_from_its_checkpoint(huggingface, tmp_path):
     assert torch.equal(again_fpf.buffer["x.inputs"], fpf.buffer["x.inputs"])
     for one, other in zip(again.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other)
-    (tmp_path / "a" / "checkpoint-9" / "forgetless.pt").unlink()
-    third = hugging_trainer(again, Rows(0), huggingface.FPFCallback(again_fpf), tmp_path / "a", **steps)
-    with pytest.raises(FileNotFoundError, match=re.escape("forgetless.pt is missing")):
-        third.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
+
+
+def test_hugging_face_reads_the_state_of_the_checkpoint_it_goes_on_from(huggingface, tmp_path):
+    steps = {"save_strategy": "steps", "save_steps": 9}
+
+    def go_on(**settings):
+        model = Model()
+        fpf = FPF(model, **SETTINGS, groups="all")
+        callback = huggingface.FPFCallback(fpf, **settings)
+        one = hugging_trainer(model, Rows(0), callback, tmp_path / "b", **steps)
+        one.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
+        return fpf
+
+    model = Model()
+    callback = huggingface.FPFCallback(FPF(model, **SETTINGS, groups="all"))
+    hugging_trainer(model, Rows(0), callback, tmp_path / "a", **steps).train()
+    with pytest.raises(FileNotFoundError, match="forgetless.pt is missing: .* name the checkpoint's folder"):
+        go_on()
+    other = Model()
+    callback = huggingface.FPFCallback(FPF(other, **SETTINGS, groups="all"))
+    hugging_trainer(other, Rows(1), callback, tmp_path / "b", **steps).train()
+    with pytest.raises(ValueError, match="forgetless.pt is not of the checkpoint that training goes on from"):
+        go_on()  # the other task wrote a checkpoint of the same step there
+    assert set(go_on(checkpoint=tmp_path / "a" / "checkpoint-9").buffer["y"].tolist()) == {0, 1}
+
+
+def test_an_interrupted_training_leaves_no_hook_that_works(huggingface, tmp_path):
+    model = Model()
+    fpf = FPF(model, **SETTINGS)
+    first = huggingface.FPFCallback(fpf)
+    dataset = Rows(0)
+    with pytest.raises(KeyboardInterrupt):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fpf, "observe", interrupt)
+            hugging_trainer(model, dataset, first, tmp_path).train()
+    hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path).train()
+    assert not first._seen
+    assert not model._forward_hooks
+    assert not model._forward_hooks_with_kwargs
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_what_hugging_face_cannot_do_is_refused(huggingface, tmp_path):
+    from transformers import TrainingArguments
+
+    model = Model()
+    with pytest.raises(ValueError, match="fpf is around another model than the Trainer's"):
+        hugging_trainer(model, Rows(0), huggingface.FPFCallback(FPF(Model())), tmp_path).train()
+    smoothed = TrainingArguments(str(tmp_path), use_cpu=True, label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1, with which the Trainer keeps the labels"):
+        huggingface.check(FPF(model), smoothed, model)
 
 
 def test_hugging_face_is_told_where_the_labels_are(huggingface, tmp_path):
@@ -288,6 +388,34 @@ def test_around_replay_only_new_examples_are_remembered(avalanche, monkeypatch):
     assert fpf.buffer.seen == 3 * 1437
     assert len(fpf.shifts) == 4
     assert accuracy > 80
+
+
+def test_an_online_stream_has_the_tasks_of_its_experiences(avalanche):
+    warnings.simplefilter("ignore")
+    from avalanche.benchmarks import nc_benchmark, split_online_stream
+    from avalanche.benchmarks.utils import as_classification_dataset
+    from avalanche.models import IncrementalClassifier
+    from avalanche.training.supervised import Naive
+
+    def strategy(model):
+        fpf = FPF(model, **SETTINGS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return fpf, Naive(
+            model=model, optimizer=optimizer, train_mb_size=5, plugins=[avalanche.FPFPlugin(fpf)], evaluator=None
+        )
+
+    dataset = TensorDataset(*data())
+    dataset.targets = data()[1].tolist()
+    whole = as_classification_dataset(dataset)
+    benchmark = nc_benchmark(whole, whole, n_experiences=2, task_labels=False, fixed_class_order=[0, 1, 2, 3])
+    fpf, online = strategy(network())
+    for experience in split_online_stream(benchmark.train_stream, experience_size=10):
+        online.train(experience)
+    assert fpf.step == 12
+    assert fpf.shifts == [6]
+    _, growing = strategy(nn.Sequential(nn.Linear(6, 8), IncrementalClassifier(8)))
+    with pytest.raises(ValueError, match="the model has layers that grow or that depend on task labels"):
+        growing.train(benchmark.train_stream[0])
 
 
 # ---- DistributedDataParallel; more in test_processes.py

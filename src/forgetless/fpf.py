@@ -56,7 +56,8 @@ class FPF:
             finetuning before it; a restart of the learning rate looks like a shift
         augment: applied to the inputs drawn from the buffer
         loss: (logits, y) -> loss, in place of cross-entropy
-        forward: (model, x) -> logits, where ``model(x)`` does not give them
+        forward: (model, x) -> logits, where ``model(x)`` does not give them; ``model`` is then what is inside
+            ``DistributedDataParallel``
         autocast: dtype of the finetuning's forward pass, say torch.bfloat16
         device: where the buffer is kept; default: with the network's parameters
         seed: of the reservoir, the draws, and of augmentation and dropout while finetuning
@@ -131,14 +132,25 @@ class FPF:
         self._generator = torch.Generator(where).manual_seed(seed + 1)
         self._share = self.processes.share(self.batch, "batch")
 
+    def settle(self) -> None:
+        """Before the first step: follow a network that was moved, and join processes that met, since this was made.
+
+        ``observe`` does it too, but after the first update.
+        """
+        if self.step:
+            return
+        moved = self._where is None and next(unwrap(self.model).parameters()).device != self.buffer.device
+        if moved or Processes(self._group).count != self.processes.count:
+            self._join()
+            self._tracker.start()  # processes take over the weights of one of them when they meet
+
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
         """Once after each ``optimizer.step()``: track, finetune if it is time, then let the reservoir take the batch.
 
         ``x`` as it is before augmentation, ``y`` its labels, ``logits`` the network's output of this step's forward
         pass (needed with ``distill``). Gives what the finetuning did, if there was one.
         """
-        if self.step == 0 and Processes(self._group).count != self.processes.count:
-            self._join()  # the processes found each other after this object was made
+        self.settle()
         rows = self._rows(x, y, logits)
         self.step += 1
         self._steps_of_window += 1
@@ -209,6 +221,7 @@ class FPF:
             raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
         if {group: tuple(names) for group, names in state["groups"].items()} != self._selection.grouping:
             raise ValueError("the state was saved from a network with other groups of parameters")
+        self.settle()
         rank, count = state.get("processes", (0, 1))  # states of before there were several
         if (rank, count) != (self.processes.rank, self.processes.count):
             raise ValueError(

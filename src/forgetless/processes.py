@@ -6,7 +6,7 @@ Without ``torch.distributed``, or in a group of one, there is one process, which
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 import torch.distributed as dist
@@ -47,7 +47,26 @@ class Processes:
         parts = (total[1:] / total[0]).split([value.numel() for value in values])
         return [part.view_as(value).to(value.dtype) for part, value in zip(parts, values, strict=True)]
 
+    def gathered(self, value: Any) -> list[Any]:
+        """Plain data of every process, by rank, in all of them; its tensors come on the CPU."""
+        value = _on_cpu(value)
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
     def _sum(self, values: Tensor) -> Tensor:
         total = values.detach().clone()
+        if total.device.type == "cpu" and dist.get_backend(self.group) == "nccl":  # which has GPUs only
+            total = total.cuda()
         dist.all_reduce(total, group=self.group)
-        return total
+        return total.to(values.device)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {name: _on_cpu(part) for name, part in value.items()}
+    return [_on_cpu(part) for part in value] if isinstance(value, list | tuple) else value

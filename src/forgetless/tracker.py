@@ -97,7 +97,8 @@ class Tracker:
         """C of each tensor: the mean over all rows between tasks; empty while there is none. The host waits here."""
         if not self.between_tasks:
             return {}
-        mean = torch.stack([row.changes for row in self.between_tasks]).mean(0)
+        device = self.between_tasks[-1].changes.device  # a network may be moved
+        mean = torch.stack([row.changes.to(device) for row in self.between_tasks]).mean(0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:

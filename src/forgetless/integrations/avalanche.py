@@ -9,7 +9,7 @@
 Every iteration is observed once its update is made; each experience is a task. What a replay plugin adds to a batch is
 left out of FPF's buffer by its label: examples of classes that this experience does not have. Where experiences share
 classes (domain-incremental streams) replayed examples are remembered again. Images are observed as the strategy sees
-them, after Avalanche's transformations.
+them, after Avalanche's transformations. Models that grow or take task labels are refused; one process only.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from __future__ import annotations
 from typing import Any, final
 
 import torch
+from avalanche.models import DynamicModule, MultiTaskModule
 from avalanche.training.plugins import SupervisedPlugin
 
 from forgetless.fpf import FPF
 
 
 @final
-class FPFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[misc,call-arg]
+class FPFPlugin(SupervisedPlugin):  # type: ignore[misc]
     """Observes each iteration of a strategy; see the head of this file.
 
     Args:
@@ -36,7 +37,14 @@ class FPFPlugin(SupervisedPlugin, supports_distributed=True):  # type: ignore[mi
         self.fpf, self.tasks = fpf, tasks
 
     def before_training_exp(self, strategy: Any, *_: Any, **__: Any) -> None:
-        if self.tasks and self.fpf.step:
+        if any(isinstance(module, DynamicModule | MultiTaskModule) for module in strategy.model.modules()):
+            raise ValueError(
+                "the model has layers that grow or that depend on task labels, which FPF cannot follow; give it an "
+                "output layer for all classes"
+            )
+        self.fpf.settle()
+        begins = getattr(strategy.experience, "is_first_subexp", True)  # an online stream cuts experiences into parts
+        if self.tasks and self.fpf.step and begins:
             self.fpf.boundary()
 
     def after_training_iteration(self, strategy: Any, *_: Any, **__: Any) -> None:

@@ -8,7 +8,8 @@
 A Trainer tells its callbacks nothing of its batches, so while it trains a hook on the model's forward pass takes them:
 the tensors it is called with, ``labels`` among them, and the logits. What one optimiser step has seen is observed once
 it is made. A new ``train()`` is a new task. The state of ``fpf`` is written into each checkpoint of the Trainer, as
-``forgetless.pt``, and read when training goes on from it; reading it executes nothing.
+``forgetless.pt`` (``forgetless1.pt``, … by the other processes), and read when training goes on from it; reading it
+executes nothing.
 
 The buffer holds examples of one shape: pad text to one length (``padding="max_length"``).
 """
@@ -18,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from forgetless.fpf import FPF
 from forgetless.grouping import unwrap
@@ -30,21 +33,29 @@ from forgetless.integrations.batches import Observed, joined
 
 
 @final
-class FPFCallback(TrainerCallback):  # type: ignore[misc]
+class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Observes each optimiser step of a Trainer; see the head of this file.
 
     Args:
         fpf: an ``FPF`` around the model
         labels: the argument of the model that holds the labels
         tasks: whether each ``train()`` after the first begins a new task; False: ``fpf`` finds the shifts by itself
+        checkpoint: the checkpoint that training goes on from, where it is not in the Trainer's ``output_dir``
     """
 
-    def __init__(self, fpf: FPF, labels: str = "labels", *, tasks: bool = True) -> None:
-        self.fpf, self.labels, self.tasks = fpf, labels, tasks
+    def __init__(
+        self, fpf: FPF, labels: str = "labels", *, tasks: bool = True, checkpoint: str | Path | None = None
+    ) -> None:
+        self.fpf, self.labels, self.tasks, self.checkpoint = fpf, labels, tasks, checkpoint
+        self._saved = ""  # tells the states of one save from those of others
         self._seen: list[Observed] = []
         self._hook: RemovableHandle | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
+    ) -> None:
+        check(self.fpf, args, named.get("model"))
+        self.fpf.settle()
         if state.global_step:
             self._load(args, state)
         elif self.tasks and self.fpf.step:
@@ -56,7 +67,8 @@ class FPFCallback(TrainerCallback):  # type: ignore[misc]
         if not self._seen:
             raise ValueError(
                 f"the model was not called with {self.labels!r} in this step; name the argument that holds the labels: "
-                "FPFCallback(fpf, labels=...)"
+                "FPFCallback(fpf, labels=...). With compute_loss_func the Trainer keeps the labels from the model: "
+                "compute the loss in the model instead"
             )
         seen, self._seen = self._seen, []
         self._leave()  # the finetuning calls the model too
@@ -69,11 +81,23 @@ class FPFCallback(TrainerCallback):  # type: ignore[misc]
         self._leave()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        torch.save(self.fpf.state_dict(), self._file(args, state))
+        assert args.output_dir is not None, "a Trainer that writes checkpoints has a folder for them"
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"saved": self._saved, "fpf": self.fpf.state_dict()}, folder / self._name())
+
+    def state(self) -> dict[str, Any]:
+        """What goes into the Trainer's own state, just before a save."""
+        self._saved = self.fpf.processes.gathered(uuid4().hex)[0]
+        return {"args": {}, "attributes": {"saved": self._saved}}
 
     def _watch(self) -> None:
-        self._leave()
-        self._hook = unwrap(self.fpf.model).register_forward_hook(self._take, with_kwargs=True)
+        network = unwrap(self.fpf.model)
+        for number, hook in list(network._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), FPFCallback):  # also of a training that was interrupted
+                del network._forward_hooks[number]
+                network._forward_hooks_with_kwargs.pop(number, None)
+        self._hook = network.register_forward_hook(self._take, with_kwargs=True)
 
     def _leave(self) -> None:
         if self._hook is not None:
@@ -94,14 +118,37 @@ class FPFCallback(TrainerCallback):  # type: ignore[misc]
 
     def _load(self, args: TrainingArguments, state: TrainerState) -> None:
         """Training goes on from the checkpoint of this step."""
-        file = self._file(args, state)
+        given = self.checkpoint or args.resume_from_checkpoint
+        folder = Path(given) if isinstance(given, str | Path) else None
+        file = (folder or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}") / self._name()
+        where = "name the checkpoint's folder: FPFCallback(fpf, checkpoint=...)"
         if not file.exists():
             raise FileNotFoundError(
-                f"{file} is missing: the checkpoint was written without FPFCallback, so that FPF cannot go on from it"
+                f"{file} is missing: the checkpoint was written without FPFCallback, or is elsewhere; then {where}"
             )
-        self.fpf.load_state_dict(torch.load(file, weights_only=True))
+        read = torch.load(file, map_location="cpu", weights_only=True)
+        own = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {}).get("saved")
+        if read["saved"] != own:
+            raise ValueError(f"{file} is not of the checkpoint that training goes on from; {where}")
+        self.fpf.load_state_dict(read["fpf"])
 
-    def _file(self, args: TrainingArguments, state: TrainerState) -> Path:
-        assert args.output_dir is not None, "a Trainer that writes checkpoints has a folder for them"
-        rank = self.fpf.processes.rank
-        return Path(args.output_dir) / f"checkpoint-{state.global_step}" / f"forgetless{rank or ''}.pt"
+    def _name(self) -> str:
+        return f"forgetless{self.fpf.processes.rank or ''}.pt"
+
+
+def check(fpf: FPF, args: TrainingArguments, model: nn.Module | None) -> None:
+    """Refuse what would go wrong in or after the first step."""
+    if model is not None and unwrap(model) is not unwrap(fpf.model):
+        raise ValueError("fpf is around another model than the Trainer's: make FPF(model) of that one")
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"the Trainer shares each batch out to {args.n_gpu} GPUs in one process; start one process a GPU instead: "
+            "torchrun --nproc-per-node ..."
+        )
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor is {args.label_smoothing_factor}, with which the Trainer keeps the labels from "
+            "the model; smooth them in the model's own loss instead"
+        )
+    if args.fp16:
+        raise ValueError("fp16 is on, in which finetuning would need a gradient scaler; use bf16")

@@ -6,8 +6,9 @@
     fpf.finish()
 
 What one optimiser step has seen is observed once it is made; with accumulated gradients that is several batches. A new
-``fit`` is a new task. The state of ``fpf`` goes into Lightning's checkpoints and comes back from them. Under the
-strategy ddp each process keeps its part of the buffer.
+``fit`` is a new task. The state of ``fpf`` goes into Lightning's checkpoints; ``fit(ckpt_path=...)`` goes on from it.
+Under the strategy ddp each process keeps its part of the buffer; strategies that start processes from within ``fit``
+(ddp_spawn, ddp_notebook) leave this process's ``fpf`` without anything.
 """
 
 from __future__ import annotations
@@ -50,15 +51,30 @@ class FPFCallback(Callback):
         self.fpf, self.split, self.tasks = fpf, split, tasks
         self._seen: list[Observed] = []
         self._steps = 0
+        self._state: Mapping[str, Any] | None = None  # of a checkpoint, until the training that goes on from it starts
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        fitted = {id(parameter) for parameter in pl_module.parameters()}
+        if any(id(parameter) not in fitted for parameter in self.fpf.model.parameters()):
+            raise ValueError("fpf is around another network than the one that is fitted: make FPF(module) of this one")
         self._seen, self._steps = [], trainer.global_step
-        if self.tasks and self.fpf.step and trainer.global_step == 0:  # else a fit that goes on from a checkpoint
+        self.fpf.settle()
+        if self._state is not None:
+            states, self._state = self._state["ranks"], None
+            if len(states) != self.fpf.processes.count:
+                raise ValueError(
+                    f"the checkpoint is of {len(states)} processes; these are {self.fpf.processes.count}, and the "
+                    "buffer cannot be shared out anew"
+                )
+            self.fpf.load_state_dict(states[self.fpf.processes.rank])
+        elif self.tasks and self.fpf.step:
             self.fpf.boundary()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if outputs is None:  # the batch was skipped
+            return
         logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
         if self.fpf.distill and logits is None:
             raise ValueError(
@@ -73,7 +89,7 @@ class FPFCallback(Callback):
             self.fpf.observe(*joined(seen))
 
     def state_dict(self) -> dict[str, Any]:
-        return self.fpf.state_dict()
+        return {"ranks": self.fpf.processes.gathered(self.fpf.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.fpf.load_state_dict(state_dict)
+        self._state = state_dict
