@@ -8,7 +8,7 @@ demo: $(VENV)/installed          ## set up, then train nine ways on digits in fi
 	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10
 
 test-avalanche: $(VENV)-avalanche/installed  ## the tests that need Avalanche, in an environment of its own
 	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/test_integrations.py tests/test_pages.py -k 'avalanche or replay or online'
@@ -34,11 +34,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-$(VENV)-avalanche/installed: pyproject.toml constraints.txt tests/avalanche-requirements.txt
+# What the main environment has is used from there; torchvision asks for a torch with CUDA, so nothing is let ask.
+$(VENV)-avalanche/installed: $(VENV)/installed tests/avalanche-requirements.txt
 	$(PYTHON) -m venv $(VENV)-avalanche
-	$(VENV)-avalanche/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[digits]' \
-		pytest pytest-timeout -r tests/avalanche-requirements.txt
-	$(VENV)-avalanche/bin/python -m pip install --quiet --disable-pip-version-check --no-deps avalanche-lib==0.6.0 torchvision==0.28.0
+	base=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		own=$$($(VENV)-avalanche/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+		echo "import site; site.addsitedir('$$base')" > $$own/base.pth
+	$(VENV)-avalanche/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/avalanche-requirements.txt
 	touch $@
 
 clean:
