@@ -26,7 +26,7 @@ from torch import Tensor
 from forgetless.storage import sweep_up, write_whole
 from forgetless.stream import Stream
 
-FORMAT = 1
+FORMAT = 2
 NAME = "checkpoint.safetensors"
 
 

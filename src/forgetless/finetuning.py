@@ -248,6 +248,24 @@ class Finetuning:
         _restore(dict(self._network.named_buffers()), self._still)
         return Finetuned(tuple(losses), tuple(self.names))
 
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on with it, beside the network, the buffer and the random states."""
+        return {
+            "left": self.left,
+            "losses": self._losses.clone(),
+            "before": {name: tensor.clone() for name, tensor in self._before.items()},
+            "still": {name: tensor.clone() for name, tensor in self._still.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state``, in a finetuning of the same network with the same settings."""
+        self.left = state["left"]
+        self._losses.copy_(state["losses"])
+        _restore(self._before, state["before"])
+        _restore(self._still, state["still"])
+        if self._schedule is not None:
+            self._schedule.step.fill_(self.steps - self.left)
+
     def _rate(self, step: int) -> float:
         return self._lr / 2 * (1 + math.cos(math.pi * step / self.steps))
 

@@ -137,8 +137,8 @@ class Run(Iterator[Event]):
     def state_dict(self) -> dict[str, Any] | None:
         """All that is needed to go on from here bit for bit: plain data and tensors, for ``train(…, state=…)``.
 
-        None where a run cannot stop: before its first steps, inside a finetuning, and while a task ends. From the last
-        state these are repeated.
+        None where a run cannot stop: before its first steps, and while a task ends, which from the last state is
+        repeated.
         """
         if not self._training.resumable:
             return None
@@ -269,6 +269,8 @@ class _Training:
         self.task_il: list[tuple[float, ...]] = []
         self.losses: list[tuple[int, int, float]] = []
         self.finetunings: list[Repaired] = []
+        self.waits: dict[str, Tensor] | None = None  # what the buffer is to take once the finetuning under way is done
+        self.before: tuple[float, ...] | None = None  # accuracies before the finetuning at the end
         self.seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0, "total": 0.0}
 
     def _set_up(self) -> None:
@@ -311,22 +313,14 @@ class _Training:
             self.repair.tracker.start()
         else:
             self._load(state)
-        before = None
         for number in range(self.number, len(self.tasks)):
-            yield from self._train_on(number)
             last = number == len(self.tasks) - 1
-            at = time.perf_counter()
-            self.method.end_task(self.learner, self.tasks[number], number)
-            if number == 0 and self.frozen:
-                _freeze(unwrap(self.network), self.frozen)
-                self.learner.take_parameters()
-            if last:
-                self.method.finish(self.learner)
-            else:
-                self.repair.tracker.boundary()
-            self.seconds["train"] += time.perf_counter() - at
+            if self.before is None:  # else the run goes on inside the finetuning at the end
+                yield from self._train_on(number)
+                self._end_task(number, last=last)
             if last and self.settings is not None:
-                before = tuple(self._evaluate().class_il)
+                if self.before is None:
+                    self.before = tuple(self._evaluate().class_il)
                 done = yield from self._finetune(number, self.epochs - 1)
                 if done is None:
                     why = self.repair.selection.why_not(self.repair.tracker.task_changes())
@@ -340,7 +334,19 @@ class _Training:
             yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step)
             self.epoch = 0
         self.seconds["total"] += time.perf_counter() - self._began
-        yield Ended(self._result(before))
+        yield Ended(self._result(self.before))
+
+    def _end_task(self, number: int, *, last: bool) -> None:
+        at = time.perf_counter()
+        self.method.end_task(self.learner, self.tasks[number], number)
+        if number == 0 and self.frozen:
+            _freeze(unwrap(self.network), self.frozen)
+            self.learner.take_parameters()
+        if last:
+            self.method.finish(self.learner)
+        else:
+            self.repair.tracker.boundary()
+        self.seconds["train"] += time.perf_counter() - at
 
     def _train_on(self, number: int) -> Generator[Event]:
         """The epochs of a task, from where the run is."""
@@ -371,18 +377,23 @@ class _Training:
             sizes = feed.sizes
             for size in sizes[self.index :]:
                 self.resumable = False
-                feed.stage(size)
-                self.step += 1
+                goes_on = repair.under_way  # a state was taken inside a finetuning, after the step before it
+                if not goes_on:
+                    feed.stage(size)
+                    self.step += 1
                 step = self.step
                 held = 0 if buffer is None else len(buffer)
                 flops_key = (size, min(held, method.draws(learner)), number > 0)
                 if settings is not None and settings.due(step) and held:
                     # Algorithm 2: the finetuning comes between the step and the buffer's taking of its batch.
-                    rows = learner.counted("train", flops_key, partial(advance, size))
-                    if engine.will_wait():
-                        yield Waiting()
+                    if not goes_on:
+                        self.waits = learner.counted("train", flops_key, partial(advance, size))
+                        if engine.will_wait():
+                            yield Waiting()
                     done = yield from self._finetune(number, epoch)
-                    remember(rows)
+                    assert self.waits is not None
+                    remember(self.waits)
+                    self.waits = None
                     if done is not None:
                         yield done
                 else:
@@ -416,7 +427,9 @@ class _Training:
 
     def _finetune(self, number: int, epoch: int) -> Generator[Event, None, Repaired | None]:
         at = time.perf_counter()
+        self.resumable = True
         done = yield from self.repair.run(self.step, number + 1, epoch + 1)
+        self.resumable = False
         self.seconds["finetune"] += time.perf_counter() - at
         if done is not None:
             self.finetunings.append(done)
@@ -451,7 +464,6 @@ class _Training:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        assert self.feed is not None
         return {
             "place": [self.step, self.number, self.epoch, self.index],
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
@@ -460,7 +472,10 @@ class _Training:
             "tracker": self.repair.tracker.state_dict(),
             "chosen": self.repair.selection.chosen,
             "finetuned": self.learner.finetuned,
-            "feed": self.feed.state_dict(),
+            "feed": None if self.feed is None else self.feed.state_dict(),  # None: in the finetuning at the end
+            "finetuning": self.repair.state_dict(),
+            "waits": _copied(self.waits),
+            "before": self.before,
             "ledger": self.learner.ledger.state_dict(),
             "engine": self.engine.state_dict(),
             "untrained": self.untrained,
@@ -474,7 +489,8 @@ class _Training:
     def _load(self, state: Mapping[str, Any]) -> None:
         self.step, self.number, self.epoch, self.index = state["place"]
         self.network.load_state_dict(state["network"])
-        if self.number > 0 and self.frozen:
+        self.before = None if state["before"] is None else tuple(state["before"])
+        if self.frozen and (self.number > 0 or self.before is not None):
             _freeze(unwrap(self.network), self.frozen)
             self.learner.take_parameters()
         if self.buffer is not None:
@@ -483,8 +499,12 @@ class _Training:
         self.repair.tracker.load_state_dict(state["tracker"])
         self.repair.selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
         self.learner.finetuned = state["finetuned"]
-        self.feed = Feed(self.tasks[self.number].train, self.batch, self.engine, self.order)
-        self.feed.load_state_dict(state["feed"])
+        if state["feed"] is not None:
+            self.feed = Feed(self.tasks[self.number].train, self.batch, self.engine, self.order)
+            self.feed.load_state_dict(state["feed"])
+        self.repair.load_state_dict(state["finetuning"])
+        waits = state["waits"]
+        self.waits = None if waits is None else {name: rows.to(self.engine.device) for name, rows in waits.items()}
         self.learner.ledger.load_state_dict(state["ledger"])
         self.untrained = tuple(state["untrained"])
         self.class_il = [tuple(row) for row in state["class_il"]]
@@ -522,6 +542,8 @@ class Repair:
         groups = "auto" if settings is None else settings.groups
         self.selection = Selection(network, groups, 1.0 if settings is None else settings.threshold)
         self.tracker = Tracker(network, self.selection.tracked, epochs=None, keep=None)
+        self._run: finetuning.Finetuning | None = None  # the finetuning that is under way, of these groups
+        self._chosen: tuple[str, ...] = ()
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
@@ -538,17 +560,36 @@ class Repair:
         """One finetuning, if groups are chosen or can be by now."""
         settings, learner = self._settings, self._learner
         assert settings is not None
-        chosen = self.selection.choice(self.tracker.task_changes())
-        if not chosen:
-            return None
-        names = self.selection.names(chosen)
-        cost = self._cost(names)
-        # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
-        learner.engine.seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
-        run = finetuning.Finetuning(
+        if self._run is None:
+            chosen = self.selection.choice(self.tracker.task_changes())
+            if not chosen:
+                return None
+            # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
+            learner.engine.seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
+            self._begin(chosen)
+        run, chosen = self._run, self._chosen
+        assert run is not None
+        while run.left:
+            run.advance(EVERY)
+            yield Stepped(step, task, epoch)
+        if learner.engine.will_wait():
+            yield Waiting()
+        done = run.finish()
+        learner.ledger.add("finetune", self._cost(self.selection.names(chosen)), settings.steps)
+        learner.finetuned = True
+        self._run = None
+        self.selection.chosen = chosen
+        self.tracker.start()
+        return Repaired(step, chosen, done.losses[0], done.losses[-1])
+
+    def _begin(self, chosen: tuple[str, ...]) -> None:
+        settings, learner = self._settings, self._learner
+        assert settings is not None
+        self._chosen = chosen
+        self._run = finetuning.Finetuning(
             self._network,
             learner.buffer,
-            names,
+            self.selection.names(chosen),
             settings.steps,
             settings.lr,
             settings.distill,
@@ -558,17 +599,20 @@ class Repair:
             generator=self._generator,
             engine=learner.engine,
         )
-        while run.left:
-            run.advance(EVERY)
-            yield Stepped(step, task, epoch)
-        if learner.engine.will_wait():
-            yield Waiting()
-        done = run.finish()
-        learner.ledger.add("finetune", cost, settings.steps)
-        learner.finetuned = True
-        self.selection.chosen = chosen
-        self.tracker.start()
-        return Repaired(step, chosen, done.losses[0], done.losses[-1])
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Of the finetuning that is under way, if there is one."""
+        return None if self._run is None else {"chosen": list(self._chosen), **self._run.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        if state is not None:
+            self._begin(tuple(state["chosen"]))
+            assert self._run is not None
+            self._run.load_state_dict(state)
+
+    @property
+    def under_way(self) -> bool:
+        return self._run is not None
 
     def _cost(self, names: list[str]) -> int:
         """FLOPs of one step, counted once for each choice and batch."""
