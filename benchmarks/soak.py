@@ -22,7 +22,9 @@ from typing import Any
 
 from provenance import provenance
 
-METHODS = ("sgd", "joint", "oewc", "gdumb", "er", "agem", "icarl", "fdr", "der", "derpp")
+METHODS = (
+    "sgd", "joint", "oewc", "gdumb", "er", "agem", "icarl", "fdr", "der", "derpp", "mir", "si", "mas", "packnet", "hat",
+)  # fmt: skip
 MOMENTS = (2.0, 7.0)  # seconds after its start at which a process is killed
 
 

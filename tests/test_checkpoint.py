@@ -101,6 +101,18 @@ def test_a_run_goes_on_from_inside_any_finetuning_bit_for_bit(name, repair, devi
         assert again[1] == told, state["place"]
 
 
+def test_a_finetuning_after_the_first_batch_of_an_epoch_goes_on_in_the_order_of_that_epoch():
+    changes = {"finetune": Finetune.k_fpf(16, steps=12, lr=0.3, batch=12, groups=("fc2",))}  # epochs have 15 steps
+    weights, told = outcome(start("er", "k-fpf", **changes))
+    run = start("er", "k-fpf", **changes)
+    states = [run.state_dict() for event in run if isinstance(event, Stepped) and event.step == 16]
+    assert [state["place"] for state in states] == [[16, 0, 1, 0], [16, 0, 1, 0]]
+    for state in states:
+        again = outcome(start("er", "k-fpf", state=state, **changes))
+        assert torch.equal(again[0], weights)
+        assert again[1] == told
+
+
 def test_before_the_first_step_there_is_no_state():
     run = start("er", "fpf")
     next(run)

@@ -372,7 +372,7 @@ class _Training:
         for epoch in range(self.epoch, self.epochs):
             begin, repaired = time.perf_counter(), seconds["finetune"]
             self.epoch = epoch
-            if self.index == 0:
+            if self.index == 0 and not repair.under_way:
                 feed.shuffle()
             sizes = feed.sizes
             for size in sizes[self.index :]:
