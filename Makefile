@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-avalanche docs lint format audit clean
 
-demo: $(VENV)/installed          ## set up, then train nine ways on digits in five tasks; ends with a table and a page
+demo: $(VENV)/digits             ## set up, then train nine ways on digits in five tasks; ends with a table and a page
 	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests
@@ -28,6 +28,11 @@ audit: $(VENV)/installed         ## known vulnerabilities of what is installed; 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/digits: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[digits]'
+	touch $@
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

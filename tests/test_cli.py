@@ -141,17 +141,19 @@ def test_data_is_listed_and_checked(tmp_path):
     assert "pathmnist" not in done.stdout
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(number, tmp_path):
-    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "30"]
-    process = subprocess.Popen([*COMMAND, *call], cwd=tmp_path / ".", stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 130, errors
-    assert "interrupted: runs in progress left checkpoints" in errors
-    (file,) = tmp_path.rglob("runs/*/*")
-    assert file.name == "checkpoint.safetensors"
+def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "40"]
+    given = call
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([*COMMAND, *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        time.sleep(6)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+        assert process.returncode == 130, errors
+        assert "interrupted: runs in progress left checkpoints" in errors
+        (file,) = tmp_path.rglob("runs/*/*")
+        assert file.name == "checkpoint.safetensors"
+        given = ["resume", str(file.parent)]
     forgetless("resume", file.parent, cwd=tmp_path)
     assert not file.exists()
     (tmp_path / "alone").mkdir()

@@ -239,7 +239,7 @@ def test_a_full_disk_is_an_error_of_the_run_that_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("asked", ["by the scheduler", "with Ctrl-C"])
 def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(asked, tmp_path):
-    text = 'stream = "seq-digits"\nmethod = ["er", "derpp"]\nepochs = 40\nrepair = ["none", "k-fpf"]\n'
+    text = 'stream = "seq-digits"\nmethod = "derpp"\nepochs = 40\nrepair = ["none", "k-fpf"]\n'
     (tmp_path / "plan.toml").write_text(text)
     code = "from forgetless.cli import main; main()"
     call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2"]
