@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import torch
 from torch import nn
 
@@ -35,3 +39,17 @@ def learner(network: nn.Module, stream: Stream, capacity: int = 0, policy: str =
 def lasting(made):
     """A record less what differs between two runs of the same settings: the times."""
     return {name: value for name, value in made.to_dict().items() if name != "seconds"}
+
+
+def in_processes(count: int, program, *arguments) -> str:
+    """What a program prints, started in so many processes by torchrun; in one, by Python alone."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+    ended = subprocess.run(
+        [sys.executable, *launcher, str(program), *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout

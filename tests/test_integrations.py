@@ -2,10 +2,7 @@
 
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -17,26 +14,29 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from forgetless import FPF, networks
 from forgetless.integrations.batches import joined
+from helpers import in_processes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SETTINGS = {"capacity": 40, "every": 7, "steps": 5, "window": 3, "lr": 0.1}
 TASKS = 2
 
 
-@pytest.fixture
-def lightning():
+def integration(name, library):
+    """A module of forgetless.integrations, or a skip where its library is missing; warnings at import are its own."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
-        yield importlib.import_module("forgetless.integrations.lightning")
+        pytest.importorskip(library, reason=f"{library} is not installed")
+        yield importlib.import_module(f"forgetless.integrations.{name}")
+
+
+@pytest.fixture
+def lightning():
+    yield from integration("lightning", "lightning.pytorch")
 
 
 @pytest.fixture
 def huggingface():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pytest.importorskip("transformers", reason="transformers is not installed")
-        yield importlib.import_module("forgetless.integrations.huggingface")
+    yield from integration("huggingface", "transformers")
 
 
 @pytest.fixture
@@ -173,7 +173,8 @@ def test_lightning_goes_on_from_its_checkpoint(lightning, tmp_path):
 
 def test_lightning_goes_on_from_its_checkpoint_in_two_processes(lightning, tmp_path):
     program = Path(__file__).parent / "programs" / "lightning_together.py"
-    first, second = in_two_processes(program, tmp_path)
+    in_processes(2, program, tmp_path)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     for found in (first, second):
         assert found["same weights"]
         assert found["same buffer"]
@@ -181,17 +182,6 @@ def test_lightning_goes_on_from_its_checkpoint_in_two_processes(lightning, tmp_p
         assert found["finetunings"] == [5, 5]
         assert found["capacity"] == 20
     assert first["kept"] != second["kept"]
-
-
-def in_two_processes(program, folder):
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program),
-         str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):
@@ -422,16 +412,10 @@ def test_an_online_stream_has_the_tasks_of_its_experiences(avalanche):
 
 
 def test_through_torchrun_k_fpf_gains_30_points_and_more():
-    ended = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(EXAMPLES / "distributed_digits.py")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    found = {way: float(value) for way, value in re.findall(r"^(\S+) +([\d.]+) %$", ended.stdout, re.M)}
+    printed = in_processes(2, EXAMPLES / "distributed_digits.py")
+    found = {way: float(value) for way, value in re.findall(r"^(\S+) +([\d.]+) %$", printed, re.M)}
     assert found["k-FPF"] >= found["plain"] + 30
-    assert "chosen" in ended.stdout
+    assert "chosen" in printed
 
 
 def test_batches_are_joined():

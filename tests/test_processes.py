@@ -1,9 +1,6 @@
 """Several processes train one network together: the same choice, the same weights, the same as one process."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +9,14 @@ import torch.distributed as dist
 
 from forgetless import FPF, networks
 from forgetless.processes import Processes
+from helpers import in_processes
 
 PROGRAM = Path(__file__).parent / "programs" / "together.py"
 
 
 def together(folder, case, count):
     """What each of ``count`` processes writes."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    command = [*(launcher if count > 1 else [sys.executable]), str(PROGRAM), str(folder / f"{case}{count}"), case]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
+    in_processes(count, PROGRAM, folder / f"{case}{count}", case)
     return [json.loads((folder / f"{case}{count}-{rank}.json").read_text()) for rank in range(count)]
 
 
