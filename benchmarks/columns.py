@@ -30,9 +30,11 @@ RESULTS = Path(__file__).parent.parent / "results"
 Point = dict[str, Any]
 Grid = dict[str, list[Any]]
 
+DENSE: Grid = {"lr": [0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}
+
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
-# FLOPs than ER; ``k-fpf+der`` and ``k-fpf+er`` are k-FPF-CE around those methods. ``seq-cifar10-200``: what buffer 500
-# chose and its neighbours.
+# FLOPs than ER; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF around those methods. ``…-200``: what buffer
+# 500 chose and its neighbours.
 GRIDS: dict[str, dict[str, list[Grid]]] = {
     "seq-cifar10": {
         "k-fpf-ce": [
@@ -48,16 +50,32 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.05], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]},
         ],
-        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}],
+        "k-fpf+masked": [
+            {**DENSE, "kd": [0.0]},
+            {**DENSE, "kd": [0.0], "lr": [0.03, 0.1]},
+            {**DENSE, "kd": [0.0], "ft_lr": [0.1]},
+            {**DENSE, "kd": [0.0], "every": [50], "steps": [50]},
+            {**DENSE, "kd": [0.05, 0.1, 0.2]},
+            {**DENSE, "kd": [0.1], "lr": [0.03]},
+            {**DENSE, "kd": [0.1], "threshold": [0.0]},
+            {**DENSE, "kd": [0.2], "every": [50], "steps": [50]},
+            {**DENSE, "kd": [0.2], "steps": [200]},
+            {**DENSE, "kd": [0.2], "lr": [0.03], "ft_lr": [0.03]},
+        ],
+        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}, {"lr": [0.03], "ft_lr": [0.1, 0.3]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03, 0.01]}],
-        "fpf+fdr": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+agem": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1, 0.03]},
+            {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]},
+            {"lr": [0.03, 0.1], "alpha": [3.0], "ft_lr": [0.1], "threshold": [0.1]},
+        ],
+        "fpf+agem": [{"ft_lr": [0.1, 0.03]}, {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500, 200], "threshold": [0.1]}],
         "k-fpf+er": [{"ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]}],
         "sgd": [{}],
-        "joint": [{}],
+        "joint": [{}, {"lr": [0.03, 0.05]}],
         "oewc": [{}],
         "gdumb": [{}],
     },
@@ -71,11 +89,20 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
         ],
         "k-fpf-dense": [{"lr": [0.03, 0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}],
-        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.3]}, {"lr": [0.03], "ft_lr": [0.1, 0.3]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]}],
+        "fpf+er": [
+            {"ft_lr": [0.1, 0.03, 0.3]},
+            {"lr": [0.03], "ft_lr": [0.1, 0.3]},
+            {"lr": [0.01, 0.03], "ft_lr": [0.1], "threshold": [0.1]},
+        ],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1, 0.3]}],
-        "fpf+agem": [{"ft_lr": [0.1, 0.3]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1, 0.3]},
+            {"lr": [0.01, 0.03], "alpha": [1.0], "ft_lr": [0.1], "threshold": [0.1]},
+            {"lr": [0.03, 0.1], "alpha": [3.0], "ft_lr": [0.1], "threshold": [0.1]},
+        ],
+        "fpf+agem": [{"ft_lr": [0.1, 0.3]}, {"lr": [0.01, 0.03], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500], "threshold": [0.1]}],
         "gdumb": [{}],
@@ -86,16 +113,32 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.1], "ft_lr": [0.1, 0.2], "every": [500], "threshold": [0.3]},
         ],
         "k-fpf-kd": [{"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]}],
+        "k-fpf+masked": [
+            {**DENSE, "lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "kd": [0.1]},
+            {**DENSE, "lr": [0.03], "kd": [0.3]},
+        ],
         "k-fpf-dense": [{"lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]}],
         "fpf+er": [{"ft_lr": [0.1, 0.03]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1]}],
-        "fpf+agem": [{"ft_lr": [0.1]}],
+        "fpf+fdr": [{"ft_lr": [0.1]}, {"alpha": [1.0, 3.0], "ft_lr": [0.1], "threshold": [0.1]}],
+        "fpf+agem": [{"ft_lr": [0.1]}, {"lr": [0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "sgd": [{}],
-        "joint": [{}],
+        "joint": [{}, {"lr": [0.01, 0.03]}],
         "oewc": [{}],
+        "gdumb": [{}],
+    },
+    "seq-organamnist-200": {
+        "k-fpf-ce": [{"lr": [0.03, 0.1], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.1], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.05, 0.1], "kd": [0.1]}],
+        "fpf+er": [{"ft_lr": [0.1]}, {"lr": [0.03], "ft_lr": [0.1]}],
+        "fpf+der": [{"ft_lr": [0.03]}],
+        "fpf+derpp": [{"ft_lr": [0.03]}],
+        "fpf+fdr": [{"ft_lr": [0.1]}],
+        "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
+        "fpf+icarl": [{"ft_lr": [0.1]}],
         "gdumb": [{}],
     },
     "seq-digits": {  # to try the script

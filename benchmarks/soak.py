@@ -24,6 +24,7 @@ from provenance import provenance
 
 METHODS = (
     "sgd", "joint", "oewc", "gdumb", "er", "agem", "icarl", "fdr", "der", "derpp", "mir", "si", "mas", "packnet", "hat",
+    "masked",
 )  # fmt: skip
 MOMENTS = (2.0, 7.0)  # seconds after its start at which a process is killed
 

@@ -47,6 +47,13 @@ def run(method, stream=None, model=None, **settings):
     raise AssertionError
 
 
+def test_with_batch_norm_a_last_batch_of_one_image_is_left_out():
+    stream = image_stream(per_task=18)
+    mlp = with_seed(lambda: networks.mlp(4, inputs=3 * 8 * 8), 0)
+    assert run(SGD(), stream, batch=17).steps == 2 * 2
+    assert run(SGD(), stream, mlp, batch=17).steps == 2 * 2 * 2
+
+
 def test_on_a_cpu_every_call_is_made():
     engine, calls = Engine(), []
     for _ in range(3):
@@ -164,7 +171,10 @@ def test_captured_is_what_is_called(name):
         method = spied(name)()
         if name == "gdumb":
             method.epochs = 10
-        result = run(method, epochs=13, capture=capture, device="cuda", deterministic=True, seed=3)
+        model = (
+            with_seed(lambda: networks.mlp(4, inputs=3 * 8 * 8), 0) if name == "hat" else None
+        )  # no batch norm for it
+        result = run(method, model=model, epochs=13, capture=capture, device="cuda", deterministic=True, seed=3)
         found.append((result, method.learner))
     (called, one), (replayed, other) = found
     assert called.steps == 208

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 
 from forgetless.engine import Engine
-from forgetless.feed import Feed
+from forgetless.feed import Feed, batch_sizes
 from forgetless.stream import Split
 
 SPLIT = Split(torch.arange(11).reshape(-1, 1, 1, 1).to(torch.uint8), torch.arange(11))
@@ -28,6 +28,25 @@ def test_every_example_comes_once_an_epoch_in_an_order_of_its_own(device):
     assert [len(batch) for batch in first] == [4, 4, 3]
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(11))
     assert first != second
+
+
+def test_what_remains_is_a_batch_unless_it_is_too_small():
+    assert batch_sizes(11, 4) == [4, 4, 3]
+    assert batch_sizes(9, 4) == [4, 4, 1]
+    assert batch_sizes(9, 4, least=2) == [4, 4]
+    assert batch_sizes(10, 4, least=2) == [4, 4, 2]
+    assert batch_sizes(8, 4, least=2) == [4, 4]
+    assert batch_sizes(1, 4, least=2) == [1]  # there is nothing else
+
+
+def test_another_example_is_left_out_each_epoch(device):
+    engine = Engine(device)
+    for images in (True, False):
+        feed = Feed(SPLIT.to(device, images=images), 5, engine, engine.generator(0), least=2)
+        seen = [epoch(feed) for _ in range(20)]
+        feed.close()
+        assert all([len(batch) for batch in batches] == [5, 5] for batches in seen)
+        assert {row for batches in seen for batch in batches for row in batch} == set(range(11))
 
 
 def test_images_on_the_host_come_in_the_same_order(device):

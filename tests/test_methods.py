@@ -17,10 +17,11 @@ from forgetless.methods.fdr import FDR
 from forgetless.methods.gdumb import GDumb, cut_and_mix, learning_rate
 from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
+from forgetless.methods.masked import Masked
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
-from forgetless.stream import Split, Task
+from forgetless.stream import Split, Stream, Task
 from forgetless.training import train, with_seed
 from helpers import learner, small_stream
 
@@ -63,6 +64,28 @@ def test_sgd_steps_along_the_cross_entropy(kind):
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(columns["logits"], twin(inputs(batch().x)).detach())
     assert_stepped(model, twin, expected)
+
+
+def test_masked_compares_the_classes_of_the_task_alone():
+    model = network()
+    twin = copy.deepcopy(model)
+    loss, columns = Masked().step(learner(model, STREAM), batch(1))
+    logits = twin(inputs(batch(1).x))
+    expected = F.cross_entropy(logits[:, 2:4], batch(1).y - 2)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(columns["logits"], logits.detach())  # all of them: k-FPF stores what the network says
+    assert_stepped(model, twin, expected)
+    for row in (0, 1, 4, 5):
+        assert torch.equal(model.fc2.weight[row], twin.fc2.weight[row])
+
+
+def test_masked_is_sgd_where_all_tasks_have_the_same_classes():
+    x = STREAM.tasks[0].train.x
+    split = Split(x, torch.arange(len(x)) % 6)
+    task = Task(split, split, tuple(range(6)))
+    stream = Stream("same", (task, task), 6, "domain")
+    (one, _), (other, _) = (kind().step(learner(network(), stream), batch(1)) for kind in (SGD, Masked))
+    assert torch.equal(one, other)
 
 
 def test_er_averages_over_the_batch_and_the_replayed_examples():

@@ -54,6 +54,7 @@ METHODS = _table({
     "mas": ("forgetless.methods.mas:MAS", "memory aware synapses (Aljundi et al. 2018)"),
     "packnet": ("forgetless.methods.packnet:PackNet", "packing by pruning, for task-IL (Mallya & Lazebnik 2018)"),
     "hat": ("forgetless.methods.hat:HAT", "hard attention to the task, for task-IL (Serrà et al. 2018)"),
+    "masked": ("forgetless.methods.masked:Masked", "plain training among the classes of the task (Zeno et al. 2018)"),
 })  # fmt: skip
 
 NETWORKS = _table({

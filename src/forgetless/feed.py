@@ -23,17 +23,23 @@ from forgetless.stream import Split
 SLOTS = 4  # batches gathered ahead
 
 
+def batch_sizes(examples: int, batch: int, least: int = 1) -> list[int]:
+    """Of the batches of an epoch: the last is what remains, and left out if that is fewer than ``least``."""
+    whole, rest = divmod(examples, batch)
+    return [batch] * whole + [rest] * (rest >= least or not whole)
+
+
 class Feed:
     """Batches of ``split``: ``shuffle`` begins an epoch; for each size it gives, ``stage``, then ``take``."""
 
-    def __init__(self, split: Split, batch: int, engine: Engine, generator: torch.Generator) -> None:
+    def __init__(self, split: Split, batch: int, engine: Engine, generator: torch.Generator, *, least: int = 1) -> None:
         self._split, self._batch, self._generator = split, batch, generator
         device = engine.device
         self._order = torch.zeros(len(split), dtype=torch.int64, device=device)
         self._at = 0
         self._losses = torch.zeros(len(split) + 1, device=device)  # of this epoch, each where its batch ends
-        whole, rest = divmod(len(split), batch)
-        self.sizes = [batch] * whole + [rest] * (rest > 0)  # of the batches of an epoch
+        self.sizes = batch_sizes(len(split), batch, least)
+        self._end = sum(self.sizes)
         self._host = None if split.x.device == split.y.device else _Host(split, batch, device)
         self._position = torch.zeros((), dtype=torch.int64, device=device) if engine.captures else None
         self._range = torch.arange(batch, device=device)
@@ -49,8 +55,8 @@ class Feed:
         self._at = at
         if self._position is not None:
             self._position.fill_(at)
-        if self._host is not None and at < len(self._split):
-            self._host.begin(self._order[at:].cpu().split(self._batch))
+        if self._host is not None and at < self._end:
+            self._host.begin(self._order[at : self._end].cpu().split(self._batch))
 
     def state_dict(self) -> dict[str, Any]:
         """The order of this epoch, and how much of it is done."""

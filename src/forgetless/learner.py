@@ -76,7 +76,7 @@ class Learner:
         self._buffer = buffer
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
         self.costs: dict[object, int] = {} if costs is None else costs  # FLOPs, of what was counted once
-        self._separable = not any(isinstance(module, _BatchNorm) for module in network.modules())
+        self.batch_norm = any(isinstance(module, _BatchNorm) for module in network.modules())
         self._takes_passes = "passes" in inspect.signature(network.forward).parameters
         self.take_parameters()
 
@@ -121,11 +121,11 @@ class Learner:
         takes ``passes`` and keeps the statistics of equal batches apart, as ResNet does here.
         """
         sizes = [len(part) for part in images]
-        together = self._separable or (self._takes_passes and len(set(sizes)) == 1)
+        together = not self.batch_norm or (self._takes_passes and len(set(sizes)) == 1)
         if len(images) == 1 or not together:
             return tuple(self.forward(self.augment(part)) for part in images)
         x = self.augment(torch.cat(images))
-        arguments = {} if self._separable else {"passes": len(images)}
+        arguments = {"passes": len(images)} if self.batch_norm else {}
         parts: tuple[Tensor, ...] = self.engine.forward(self.network, x, **arguments).split(sizes)
         return parts
 

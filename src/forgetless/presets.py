@@ -88,6 +88,10 @@ REPAIR: Mapping[str, Values] = {
     "fpf": {"steps": 300, "threshold": 1.0, "ft_lr": 0.1},
     "k-fpf": {"steps": 100, "threshold": 0.3, "ft_lr": 0.05, "every": 500},
 }
+# What did best for no more FLOPs than ER (docs/findings.md): often, with distillation, and blocks 1 to 3 as well.
+REPAIR_BY_METHOD: Mapping[str, Mapping[str, Values]] = {
+    "masked": {"k-fpf": {"every": 100, "threshold": 0.1, "kd": 0.1}},
+}
 REPAIR_BY_STREAM: Mapping[str, Mapping[str, Values]] = {
     "seq-digits": {"fpf": {"ft_lr": 0.1}, "k-fpf": {"ft_lr": 0.05, "every": 50, "lr": 0.1}},
 }
@@ -117,7 +121,7 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 }
 
 # Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), seq-cifar10 with 200 and 500 (benchmarks/columns.py, results/seq-cifar10/chosen-seq-cifar10-….json).
+# search.json), seq-cifar10 and seq-organamnist with 200 and 500 (benchmarks/columns.py, results/…/chosen-….json).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
@@ -142,12 +146,25 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-cifar10": {
         "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": {200: 0.05, 500: 0.03}, "every": 500, "threshold": 0.1},
         "k-fpf-kd+sgd": {"kd": 0.1},
+        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.03, "kd": {200: 0.1, 500: 0.2}},
         "fpf+er": {"lr": {200: 0.03, 500: 0.1}, "ft_lr": {200: 0.3, 500: 0.1}},
         "fpf+agem": {"ft_lr": 0.1},
         "fpf+icarl": {"ft_lr": 0.03},
         "fpf+fdr": {"ft_lr": {200: 0.3, 500: 0.1}},
         "fpf+der": {"ft_lr": {200: 0.03, 500: 0.1}},
         "fpf+derpp": {"ft_lr": 0.1},
+    },
+    "seq-organamnist": {
+        "joint": {"lr": 0.01},
+        "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.1}, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"lr": 0.1, "ft_lr": 0.1, "kd": 0.2},
+        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.05, "kd": 0.1},
+        "fpf+er": {"ft_lr": 0.1},
+        "fpf+agem": {"lr": 0.1, "ft_lr": 0.1, "threshold": 0.1},
+        "fpf+icarl": {"ft_lr": 0.1},
+        "fpf+fdr": {"ft_lr": 0.1},
+        "fpf+der": {"ft_lr": 0.03},
+        "fpf+derpp": {"ft_lr": 0.03},
     },
 }
 
@@ -174,6 +191,7 @@ def preset(stream: str, method: str, repair: str, buffer: int, *, distils: bool 
         take({"candidates": CANDIDATES[stream]}, "five times the replay")
     if repair != "none":
         take(REPAIR[repair], f"default of {repair}")
+        take(REPAIR_BY_METHOD.get(method, {}).get(repair, {}), f"{repair} around {method}")
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
     row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
     distilling = [row.replace("k-fpf+", "k-fpf-kd+")] if distils and repair == "k-fpf" else []
