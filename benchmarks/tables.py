@@ -729,7 +729,7 @@ def draw(file: Path) -> None:
 
 
 def draw_cost(stream: str, buffer: int, file: Path) -> None:
-    """Accuracy by FLOPs, a mark a row, FPF's and k-FPF's in colour, and the front."""
+    """Accuracy by FLOPs, a mark a row, FPF's and k-FPF's in colour, and the front; what is far below in words."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -740,21 +740,47 @@ def draw_cost(stream: str, buffer: int, file: Path) -> None:
     front = sorted(
         point for point in points.values() if not any(f <= point[0] and a > point[1] for f, a in points.values())
     )
-    figure, axes = pyplot.subplots(figsize=(7, 5.6))
+    highest = max(accuracy for _, accuracy in points.values())
+    far = {row: point for row, point in points.items() if point[1] < highest / 2}
+    figure, axes = pyplot.subplots(figsize=(7, 4.8))
     axes.plot(*zip(*front, strict=True), "--", color="0.6", linewidth=1, zorder=0)
-    for row, (flops, accuracy) in points.items():
-        colour = "#ea580c" if row.startswith("k-fpf") else "#2563eb" if row.startswith("fpf+") else "#6b7280"
-        axes.plot(flops, accuracy, "o", color=colour, markersize=5)
-        place, side = ((6, -2), "left") if row.startswith("fpf+") else ((-6, -2), "right")
-        if row.startswith("k-fpf"):
-            place, side = (0, -11 if row == "k-fpf-kd" else 7), "center"
-        axes.annotate(row, (flops, accuracy), place, textcoords="offset points", fontsize=7, color=colour, ha=side)
-    axes.set_xlabel("TFLOPs of the whole run")
+    near = {row: point for row, point in sorted(points.items(), key=lambda item: item[1]) if row not in far}
+    colours = {
+        row: "#ea580c" if row.startswith("k-fpf") else "#2563eb" if row.startswith("fpf+") else "#6b7280"
+        for row in near
+    }
+    for row, point in near.items():
+        axes.plot(*point, "o", color=colours[row], markersize=5)
+    below = ", ".join(f"{row} {accuracy:.0f}" for row, (_, accuracy) in far.items())
+    axes.set_xlabel(f"TFLOPs of the whole run (not shown, far below: {below})" if far else "TFLOPs of the whole run")
     axes.set_ylabel("accuracy (%)")
-    axes.margins(x=0.15)
+    axes.margins(x=0.15, y=0.08)
     axes.spines[["top", "right"]].set_visible(False)
+    _label(axes, near, colours)
     figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
+
+
+def _label(axes: Any, points: dict[str, tuple[float, float]], colours: dict[str, str]) -> None:
+    """A name at each point, at the first place around it that covers least of the other names and points."""
+    axes.figure.canvas.draw()
+    marks = [axes.transData.transform(point) for point in points.values()]
+    taken: list[Any] = []
+    sides = [(6, -2, "left"), (-6, -2, "right"), (0, 7, "center"), (0, -11, "center")]
+    sides += [(dx, dy, side) for dy in (6, -9, 14, -17, 22, -25) for dx, side in ((5, "left"), (-5, "right"))]
+    for row, point in points.items():
+        found = []
+        for place, (dx, dy, side) in enumerate(sides):
+            text = axes.annotate(
+                row, point, (dx, dy), textcoords="offset points", fontsize=7, color=colours[row], ha=side
+            )
+            box = text.get_window_extent()
+            covered = sum(box.overlaps(other) for other in taken) + sum(box.padded(3).contains(*mark) for mark in marks)
+            found.append((covered, place, text, box))
+        found.sort(key=lambda one: one[:2])
+        taken.append(found[0][3])
+        for *_, text, _box in found[1:]:
+            text.remove()
 
 
 def draw_method(stream: str) -> None:
