@@ -22,6 +22,39 @@ def test_an_update_is_that_of_torchs_sgd():
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("frozen", ["", "fc1", "fc2", "fc3"])
+def test_a_fit_is_forward_cross_entropy_and_update_to_the_bit(frozen):
+    torch.manual_seed(0)
+    network = mlp(6, inputs=4)
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(not (frozen and name.startswith(frozen)))
+    twin = copy.deepcopy(network)
+    mine, other = (learner(one, small_stream(), lr=0.3, weight_decay=0.01) for one in (network, twin))
+    for _ in range(3):
+        x, y = torch.rand(5, 1, 2, 2), torch.randint(6, (5,))
+        loss, logits = mine.fit(x, y)
+        expected = twin(x)
+        assert torch.equal(logits, expected)
+        assert torch.equal(loss, F.cross_entropy(expected, y))
+        assert not loss.requires_grad
+        assert not logits.requires_grad
+        other.update(F.cross_entropy(expected, y))
+        for one, two in zip(network.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(one, two)
+
+
+def test_a_fit_of_another_network_is_too():
+    torch.manual_seed(0)
+    network = resnet18(6, width=4)
+    twin = copy.deepcopy(network)
+    x, y = torch.rand(4, 3, 8, 8), torch.randint(6, (4,))
+    loss, _ = learner(network, small_stream(), lr=0.3).fit(x, y)
+    learner(twin, small_stream(), lr=0.3).update(F.cross_entropy(twin(x), y))
+    assert not loss.requires_grad
+    for one, two in zip(network.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
 def test_a_parameter_the_loss_does_not_reach_stays():
     network = mlp(6, inputs=4)
     before = network.fc1.weight.detach().clone()

@@ -122,12 +122,17 @@ class Engine:
         kept: T = self._kept[key]
         return kept
 
+    def quick(self, network: nn.Module, x: Tensor) -> MLP | None:
+        """The network, if it is an MLP whose shorter ways give the same: on a CPU, in fp32, not changed by anyone."""
+        if self.cuda or self.precision == "bf16" or not isinstance(network, MLP) or x.dtype != torch.float32:
+            return None
+        return network if self.keep(("plain", id(network)), lambda: network.plain) else None
+
     def forward(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
         """``network(x)`` in this precision. In bf16 all weights are cast at once, not one kernel each."""
         if self.precision != "bf16":
-            quick = not self.cuda and torch.is_grad_enabled() and x.dtype == torch.float32
-            if quick and isinstance(network, MLP) and self.keep(("plain", id(network)), lambda: network.plain):
-                return network.quick(x)
+            if torch.is_grad_enabled() and (mlp := self.quick(network, x)) is not None:
+                return mlp.quick(x)
             logits: Tensor = network(x, **arguments)
             return logits
         learned, fixed = _weights(network)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -166,6 +167,17 @@ class Learner:
 
     def update(self, loss: Tensor, lr: float | Tensor | None = None) -> None:
         self.descend(self.gradients(loss), lr)
+
+    def fit(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """One step of SGD on inputs along their cross-entropy; gives that and the logits."""
+        if (mlp := self.engine.quick(self.network, x)) is not None:
+            loss, logits, gradients = mlp.backpropagate(x, y)
+            self.descend([gradient for gradient in gradients if gradient is not None])
+            return loss, logits
+        logits = self.forward(x)
+        loss = F.cross_entropy(logits, y)
+        self.update(loss)
+        return loss.detach(), logits.detach()
 
     def counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
         """Run ``call`` and put its FLOPs into the ledger; counted the first time this key is seen, then known."""

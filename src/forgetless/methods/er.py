@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forgetless.learner import Batch, Learner
@@ -26,7 +25,5 @@ class ER(Method):
         if len(learner.buffer):
             old = learner.recall()
             x, y = torch.cat([x, old["x"]]), torch.cat([y, old["y"]])
-        logits = learner.forward(learner.augment(x))
-        loss = F.cross_entropy(logits, y)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits[: len(batch.y)].detach()}
+        loss, logits = learner.fit(learner.augment(x), y)
+        return loss, {"logits": logits[: len(batch.y)]}

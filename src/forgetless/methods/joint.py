@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from forgetless.learner import Batch, Learner
@@ -19,7 +18,5 @@ class Joint(Method):
     tells_sensitivity: ClassVar[bool] = False
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.forward(learner.augment(batch.x))
-        loss = F.cross_entropy(logits, batch.y)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits.detach()}
+        loss, logits = learner.fit(learner.augment(batch.x), batch.y)
+        return loss, {"logits": logits}

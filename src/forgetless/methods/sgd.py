@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from forgetless.learner import Batch, Learner
@@ -16,7 +15,5 @@ from forgetless.methods.method import Method
 @dataclass
 class SGD(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.forward(learner.augment(batch.x))
-        loss = F.cross_entropy(logits, batch.y)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits.detach()}
+        loss, logits = learner.fit(learner.augment(batch.x), batch.y)
+        return loss, {"logits": logits}
