@@ -68,7 +68,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+fdr": [
             {"ft_lr": [0.1, 0.03]},
             {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]},
-            {"lr": [0.03, 0.1], "alpha": [3.0], "ft_lr": [0.1], "threshold": [0.1]},
+            {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], "ft_lr": [0.1], "threshold": [0.1]},
         ],
         "fpf+agem": [{"ft_lr": [0.1, 0.03]}, {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
@@ -100,7 +100,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+fdr": [
             {"ft_lr": [0.1, 0.3]},
             {"lr": [0.01, 0.03], "alpha": [1.0], "ft_lr": [0.1], "threshold": [0.1]},
-            {"lr": [0.03, 0.1], "alpha": [3.0], "ft_lr": [0.1], "threshold": [0.1]},
+            {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], "ft_lr": [0.1], "threshold": [0.1]},
         ],
         "fpf+agem": [{"ft_lr": [0.1, 0.3]}, {"lr": [0.01, 0.03], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
@@ -140,6 +140,15 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1]}],
         "gdumb": [{}],
+    },
+    "seq-pathmnist": {
+        "k-fpf-ce": [{"lr": [0.01, 0.03, 0.05], "ft_lr": [0.05], "every": [500, 1000], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.05], "kd": [0.1, 0.2]}],
+        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.05]}],
+        "fpf+derpp": [{"ft_lr": [0.05, 0.3]}],
+        "sgd": [{}],
+        "joint": [{"lr": [0.01, 0.03]}],
     },
     "seq-digits": {  # to try the script
         "k-fpf-ce": [{"lr": [0.1], "ft_lr": [0.05, 0.1]}],
