@@ -597,7 +597,7 @@ def reliability() -> str:
         f"{soak['identical']} ended with the record of a run that was left alone, less the times, and",
         f"with the same weights, bit for bit ({soak['device']}, torch {soak['torch']}). Command: `python benchmarks/soak.py`.",
         "",
-        "On a GPU a run goes on from its checkpoint too; that it does so bit for bit in deterministic mode has not been measured yet.",
+        "On a GPU a run goes on from its checkpoint too, in deterministic mode bit for bit: `tests/test_checkpoint.py` checks it where there is one.",
         "",
         "## Damaged and hostile files",
         "",

@@ -4,11 +4,12 @@ import importlib
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from helpers import ended
 
 DOCS = Path(__file__).parent.parent / "docs"
 GENERATED = {"results.md", "findings.md", "speed.md", "reliability.md", "transformers.md"}  # by benchmarks/tables.py
@@ -17,7 +18,7 @@ PAGES = sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED 
 NEEDS = {"avalanche.md": "pytorchcv", "lightning.md": "lightning", "huggingface.md": "transformers"}
 
 
-def start(command, folder, **options):
+def start(command, folder):
     path = f"{folder}{os.pathsep}{Path(__file__).parent / 'programs'}"
     environment = {
         **os.environ,
@@ -26,7 +27,7 @@ def start(command, folder, **options):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, **options)
+    return ended(command, cwd=folder, env=environment, timeout=280)
 
 
 def program(words):
@@ -52,8 +53,8 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         python.insert(0, "import torchvision_operators")
     if python:
         (tmp_path / "page.py").write_text("\n".join(python))
-        ended = start([sys.executable, "-W", "ignore", "page.py"], tmp_path)
-        assert ended.returncode == 0, ended.stderr
+        done = start([sys.executable, "-W", "ignore", "page.py"], tmp_path)
+        assert done.returncode == 0, done.stderr
     for kind, _, code in BLOCK.findall(text):
         for line in code.splitlines() if kind == "bash" else ():
             command, _, remark = line.partition("#")
@@ -66,8 +67,8 @@ def test_the_code_of_a_page_runs(page, tmp_path):
                 helped = start(program([words[0], *names, "--help"]), tmp_path).stdout
                 assert all(option in helped for option in options), line
             else:
-                ended = start(program(words), tmp_path)
-                assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
+                done = start(program(words), tmp_path)
+                assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
 def test_the_lines_of_the_page_on_transformers_run():
