@@ -9,7 +9,7 @@ from forgetless.engine import Engine
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
 from forgetless.stream import Split, Stream, Task
-from forgetless.training import Ended, with_seed
+from forgetless.training import EVERY, Ended, Stepped, with_seed
 from helpers import small_stream
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -52,6 +52,36 @@ def test_with_batch_norm_a_last_batch_of_one_image_is_left_out():
     mlp = with_seed(lambda: networks.mlp(4, inputs=3 * 8 * 8), 0)
     assert run(SGD(), stream, batch=17).steps == 2 * 2
     assert run(SGD(), stream, mlp, batch=17).steps == 2 * 2 * 2
+    sizes = {}
+    for name in ("gdumb", "packnet"):  # which train on batches of their own when a task or all of them end
+        method = catalogue.load("method", name)()
+        method.memory_epochs = method.retrain_epochs = 1
+        model = with_seed(lambda: networks.resnet18(4, width=4), 0)
+        seen = sizes[name] = set()
+        model.register_forward_pre_hook(lambda m, inputs, seen=seen: seen.add(len(inputs[0])) if m.training else None)
+        run(method, stream, model, batch=17, buffer=18, capture=False)
+    assert sizes == {"gdumb": {17}, "packnet": {17}}
+
+
+def test_a_run_with_a_remainder_of_one_image_goes_on_from_any_step():
+    stream = image_stream(per_task=18)
+
+    def start(state=None):
+        model = with_seed(lambda: networks.resnet18(4, width=4), 0)
+        return train(stream, ER(), model, epochs=80, batch=17, lr=0.05, buffer=24, replay=8, state=state)
+
+    whole, states = start(), []
+    for event in whole:
+        if isinstance(event, Stepped):
+            states.append(whole.state_dict())
+        if isinstance(event, Ended):
+            expected = event.result
+    assert len(states) == 2 * 80 // EVERY
+    for state in states:
+        *_, last = start(state)
+        assert last.result.steps == expected.steps == 160
+        for one, other in zip(expected.network.parameters(), last.result.network.parameters(), strict=True):
+            assert torch.equal(one, other)
 
 
 def test_on_a_cpu_every_call_is_made():

@@ -10,6 +10,8 @@ from torch import nn
 import forgetless
 from forgetless import Buffer, NonFiniteError, finetune, networks, only
 from forgetless.contract import HostReads
+from forgetless.engine import Engine
+from forgetless.finetuning import Finetuning, call
 
 
 def filled(x=None, y=None, logits=None, classes=5, shape=(3, 8, 8), device="cpu"):
@@ -85,6 +87,30 @@ def test_the_steps_are_those_of_torchs_sgd_with_cosine_annealing():
     assert done.steps == 5
     for name, tensor in twin.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [["fc3"], ["fc2", "fc3"], ["fc1"], ["fc1", "fc2", "fc3"]], ids="+".join)
+@pytest.mark.parametrize("distill", [0.0, 0.5])
+def test_in_a_run_a_perceptron_is_finetuned_to_the_same_bits(chosen, distill):
+    """With an engine its gradients are written out, without one they are autograd's."""
+    torch.manual_seed(1)
+    plain = networks.mlp(5, inputs=12)
+    quick = copy.deepcopy(plain)
+    parts = forgetless.groups(plain)
+    names = [name for group in chosen for name in parts[group]]
+    before, losses = state(plain), []
+    for model, engine in ((plain, None), (quick, Engine())):
+        run = Finetuning(
+            model, filled(shape=(3, 2, 2), logits=torch.ones(64, 5)), names, 4, 0.1, distill, batch=16, augment=None,
+            forward=call if engine is None else engine.forward, generator=torch.Generator().manual_seed(2),
+            engine=engine,
+        )  # fmt: skip
+        run.advance(4)
+        losses.append(run.finish().losses)
+    assert losses[0] == losses[1]
+    assert moved(before, quick) == set(names)
+    for one, other in zip(plain.parameters(), quick.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_without_chosen_statistics_batch_norm_uses_the_running_ones():

@@ -32,6 +32,7 @@ def test_a_fit_is_forward_cross_entropy_and_update_to_the_bit(frozen):
     mine, other = (learner(one, small_stream(), lr=0.3, weight_decay=0.01) for one in (network, twin))
     for _ in range(3):
         x, y = torch.rand(5, 1, 2, 2), torch.randint(6, (5,))
+        assert mine.engine.plain_mlp(network, x) is network
         loss, logits = mine.fit(x, y)
         expected = twin(x)
         assert torch.equal(logits, expected)

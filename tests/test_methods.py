@@ -82,9 +82,12 @@ def test_masked_compares_the_classes_of_the_task_alone():
 def test_masked_is_sgd_where_all_tasks_have_the_same_classes():
     stream = small_stream(scenario="domain")
     split = stream.tasks[1].train
-    both = [kind().step(learner(network(), stream), Batch(split.x[:4], split.y[:4], 1)) for kind in (SGD, Masked)]
-    (one, _), (other, _) = both
-    assert torch.equal(one, other)
+    one, other = network(), network()
+    for kind, model in ((SGD, one), (Masked, other)):
+        kind().step(learner(model, stream), Batch(split.x[:4], split.y[:4], 1))
+    assert not torch.equal(one.fc1.weight, network().fc1.weight)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_er_averages_over_the_batch_and_the_replayed_examples():

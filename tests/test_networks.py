@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 from forgetless import networks
 from forgetless.flops import count
 from forgetless.networks.norm import batch_norm
+from helpers import learner, small_stream
 
 
 def parameters(model):
@@ -139,6 +141,67 @@ def test_the_quick_perceptron_gives_the_same_bits(frozen):
     assert count(lambda: F.cross_entropy(network.quick(x), y).backward()) == count(
         lambda: F.cross_entropy(network(x), y).backward()
     )
+
+
+def doubled(gradient):
+    return 2 * gradient
+
+
+def share_layer(network):
+    network.fc3 = network.fc2
+
+
+def tie_weights(network):
+    network.fc3.weight = network.fc2.weight
+
+
+def add_parameter(network):
+    network.temperature = nn.Parameter(torch.ones(()))
+
+
+def add_layer(network):
+    network.fc4 = nn.Linear(40, 40)
+
+
+def hook_weight(network):
+    network.fc1.weight.register_hook(doubled)
+
+
+def hook_network(network):
+    network.register_forward_hook(lambda *_: None)
+
+
+def prune_and_remove(network):
+    prune.identity(network.fc1, "weight")
+    prune.remove(network.fc1, "weight")
+
+
+def widen(network):
+    network.fc2 = nn.Linear(40, 40)
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        (share_layer, False), (tie_weights, False), (add_parameter, False), (add_layer, False), (hook_weight, False),
+        (hook_network, False), (prune_and_remove, False), (widen, True),
+    ],
+)  # fmt: skip
+def test_a_perceptron_that_was_changed_is_trained_as_torch_does(change, plain):
+    """Whatever was changed, a step gives the weights that autograd and a plain call give."""
+    torch.manual_seed(0)
+    network = networks.mlp(40, inputs=40, hidden=(40, 40))
+    change(network)
+    twin = copy.deepcopy(network)
+    if change is hook_weight:  # which copies leave behind
+        hook_weight(twin)
+    assert network.plain is plain
+    x, y = torch.rand(20, 40), torch.randint(40, (20,))
+    learner(network, small_stream(), lr=0.1).fit(x, y)
+    parameters = list(twin.parameters())
+    gradients = torch.autograd.grad(F.cross_entropy(twin(x), y), parameters, allow_unused=True)
+    for found, start, gradient in zip(network.parameters(), parameters, gradients, strict=True):
+        torch.testing.assert_close(found, start if gradient is None else start - 0.1 * gradient)
 
 
 def test_a_replaced_norm_layer_is_called():

@@ -19,6 +19,7 @@ def test_every_name_in_the_presets_is_known():
         presets.SEARCHED,
     ):
         assert set(table) <= set(catalogue.STREAMS)
+    assert set(presets.REPAIR_BY_METHOD) <= set(catalogue.METHODS)
     assert set(presets.STREAM_DEFAULTS) == set(catalogue.STREAMS)
     for methods in presets.DER_AUTHORS.values():
         assert set(methods) <= set(catalogue.METHODS)
@@ -45,6 +46,19 @@ def test_fpf_and_k_fpf_start_from_the_papers_steps_and_thresholds():
     assert (once["steps"][0], once["threshold"][0]) == (300, 1.0)
     often = preset("seq-pathmnist", "sgd", "k-fpf", 500)
     assert (often["steps"][0], often["threshold"][0]) == (100, 0.3)
+
+
+def test_k_fpf_around_masked_distils_and_repairs_often():
+    found = preset("seq-cifar10", "masked", "k-fpf", 500)
+    assert {name: found[name][0] for name in ("lr", "ft_lr", "every", "steps", "threshold", "kd")} == {
+        "lr": 0.03, "ft_lr": 0.03, "every": 100, "steps": 100, "threshold": 0.1, "kd": 0.2,
+    }  # fmt: skip
+    assert found["every"][1] == "k-fpf around masked"
+    assert found["kd"][1] == "searched on validation, k-fpf+masked, buffer 500"
+    assert preset("seq-pathmnist", "masked", "k-fpf", 500)["kd"] == (0.1, "k-fpf around masked")
+    assert "kd" not in preset("seq-cifar10", "masked", "fpf", 500)
+    assert resolve("seq-cifar10", "masked", {"repair": "k-fpf"})[0].label == "k-fpf-kd+masked"
+    assert resolve("seq-cifar10", "masked", {"repair": "k-fpf", "kd": 0.0})[0].label == "k-fpf-ce+masked"
 
 
 @pytest.mark.parametrize("stream", list(presets.GRIDS))

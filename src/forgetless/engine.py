@@ -122,7 +122,7 @@ class Engine:
         kept: T = self._kept[key]
         return kept
 
-    def quick(self, network: nn.Module, x: Tensor) -> MLP | None:
+    def plain_mlp(self, network: nn.Module, x: Tensor) -> MLP | None:
         """The network, if it is an MLP whose shorter ways give the same: on a CPU, in fp32, not changed by anyone."""
         if self.cuda or self.precision == "bf16" or not isinstance(network, MLP) or x.dtype != torch.float32:
             return None
@@ -131,7 +131,7 @@ class Engine:
     def forward(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
         """``network(x)`` in this precision. In bf16 all weights are cast at once, not one kernel each."""
         if self.precision != "bf16":
-            if torch.is_grad_enabled() and (mlp := self.quick(network, x)) is not None:
+            if torch.is_grad_enabled() and (mlp := self.plain_mlp(network, x)) is not None:
                 return mlp.quick(x)
             logits: Tensor = network(x, **arguments)
             return logits

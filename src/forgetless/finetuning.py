@@ -274,22 +274,10 @@ class Finetuning:
         step = self.steps - self.left
         drawn = self._buffer.draw(self._batch, self._generator)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
-        x, y = unpack(rows), rows["y"]
-        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
-            logits = self._forward(self._model, x if self._augment is None else self._augment(x))
-            if step == 0 and (self._schedule is None or not self._schedule.checked):
-                _check_first(self._buffer, logits, self._loss, self._distill)
-            value = F.cross_entropy(logits, _labels(y)) if self._loss is None else self._loss(logits, y)
-            if value.ndim:
-                raise ValueError(f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number")
-            if self._distill:
-                value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
-        learns = bool(parameters) and value.requires_grad
-        gradients = torch.autograd.grad(value, parameters, allow_unused=True) if learns else ()
+        value, gradients = self._differentiate(step, rows, parameters)
         if self._processes is not None and self._processes.count > 1:
-            value, gradients = self._together(self._processes, value, parameters, gradients, len(y))
-            learns = bool(gradients)
-        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=learns) if g is not None]
+            value, gradients = self._together(self._processes, value, parameters, gradients, len(rows["y"]))
+        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if self._schedule is not None:
                 self._schedule.descend([p for p, _ in pairs], [g for _, g in pairs], value.detach())
@@ -297,6 +285,30 @@ class Finetuning:
             self._losses[step] = value.detach()
             if pairs:
                 torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-self._rate(step))
+
+    def _differentiate(
+        self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
+    ) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """The loss, and its gradient for each parameter; none at all where no parameter takes one."""
+        x, y = unpack(rows), rows["y"]
+        with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
+            inputs = x if self._augment is None else self._augment(x)
+            if step and self._engine is not None and self._loss is None and not self._distill:
+                mlp = self._engine.plain_mlp(self._network, inputs)
+                if mlp is not None:
+                    value, _, found = mlp.backpropagate(inputs, _labels(y))
+                    return value, [gradient for gradient in found if gradient is not None]
+            logits = self._forward(self._model, inputs)
+            if step == 0 and (self._schedule is None or not self._schedule.checked):
+                _check_first(self._buffer, logits, self._loss, self._distill)
+            value = F.cross_entropy(logits, _labels(y)) if self._loss is None else self._loss(logits, y)
+            if value.ndim:
+                raise ValueError(f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number")
+            if self._distill:
+                value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
+        if not parameters or not value.requires_grad:
+            return value, ()
+        return value, torch.autograd.grad(value, parameters, allow_unused=True)
 
     @staticmethod
     def _together(

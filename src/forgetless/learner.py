@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from forgetless.augment import Preparation
 from forgetless.buffer import Buffer
 from forgetless.engine import Engine
+from forgetless.feed import batch_sizes
 from forgetless.flops import Ledger, count, forward_flops, nominal_flops
 from forgetless.stream import Stream
 
@@ -77,7 +78,9 @@ class Learner:
         self._buffer = buffer
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
         self.costs: dict[object, int] = {} if costs is None else costs  # FLOPs, of what was counted once
-        self.batch_norm = any(isinstance(module, _BatchNorm) for module in network.modules())
+        self._batch_norm = any(isinstance(module, _BatchNorm) for module in network.modules())
+        # Batch norm would take the statistics of a batch of one image for those of all.
+        self.least = 2 if self._batch_norm else 1  # examples in a batch
         self._takes_passes = "passes" in inspect.signature(network.forward).parameters
         self.take_parameters()
 
@@ -122,12 +125,18 @@ class Learner:
         takes ``passes`` and keeps the statistics of equal batches apart, as ResNet does here.
         """
         sizes = [len(part) for part in images]
-        together = not self.batch_norm or (self._takes_passes and len(set(sizes)) == 1)
+        together = not self._batch_norm or (self._takes_passes and len(set(sizes)) == 1)
         if len(images) == 1 or not together:
             return tuple(self.forward(self.augment(part)) for part in images)
         x = self.augment(torch.cat(images))
-        arguments = {"passes": len(images)} if self.batch_norm else {}
+        arguments = {"passes": len(images)} if self._batch_norm else {}
         parts: tuple[Tensor, ...] = self.engine.forward(self.network, x, **arguments).split(sizes)
+        return parts
+
+    def batches(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Rows in batches, less a last one that is too small."""
+        sizes = batch_sizes(len(rows), self.batch, self.least)
+        parts: tuple[Tensor, ...] = rows[: sum(sizes)].split(sizes)
         return parts
 
     def recall(self, size: int | None = None) -> dict[str, Tensor]:
@@ -170,7 +179,7 @@ class Learner:
 
     def fit(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One step of SGD on inputs along their cross-entropy; gives that and the logits."""
-        if (mlp := self.engine.quick(self.network, x)) is not None:
+        if (mlp := self.engine.plain_mlp(self.network, x)) is not None:
             loss, logits, gradients = mlp.backpropagate(x, y)
             self.descend([gradient for gradient in gradients if gradient is not None])
             return loss, logits

@@ -295,8 +295,6 @@ class _Training:
             buffer=self.buffer, engine=engine, seed=self.seed,
             costs=_costs(method, network, stream, self.replay, self.freeze),
         )  # fmt: skip
-        # Batch norm takes the statistics of a batch of one image for those of all, a moment before the evaluation.
-        self.least = 2 if self.learner.batch_norm else 1
         method.begin(self.learner)
         self.order = engine.generator(self.seed + 2)
         self.repair = Repair(unwrap(network), self.learner, self.settings, engine.generator(self.seed + 3))
@@ -308,7 +306,9 @@ class _Training:
         """All of the run, or what comes after ``state``."""
         self._began = time.perf_counter()
         self._set_up()
-        steps = sum(len(batch_sizes(len(task.train), self.batch, self.least)) for task in self.tasks) * self.epochs
+        steps = (
+            sum(len(batch_sizes(len(task.train), self.batch, self.learner.least)) for task in self.tasks) * self.epochs
+        )
         yield Began(len(self.tasks), steps)
         if state is None:
             self.untrained = tuple(self._evaluate().class_il)
@@ -357,7 +357,7 @@ class _Training:
         task, seconds = self.tasks[number], self.seconds
         self.number = number
         if self.feed is None:
-            self.feed = Feed(task.train, self.batch, engine, self.order, least=self.least)
+            self.feed = Feed(task.train, self.batch, engine, self.order, least=learner.least)
         feed = self.feed
 
         def advance(size: int) -> dict[str, Tensor]:
@@ -503,7 +503,7 @@ class _Training:
         self.learner.finetuned = state["finetuned"]
         if state["feed"] is not None:
             split = self.tasks[self.number].train
-            self.feed = Feed(split, self.batch, self.engine, self.order, least=self.least)
+            self.feed = Feed(split, self.batch, self.engine, self.order, least=self.learner.least)
             self.feed.load_state_dict(state["feed"])
         self.repair.load_state_dict(state["finetuning"])
         waits = state["waits"]

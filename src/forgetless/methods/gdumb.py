@@ -44,7 +44,7 @@ class GDumb(Method):
         for epoch in range(self.memory_epochs):
             rate.fill_(learning_rate(epoch, self.lr_high, self.lr_low))
             order = torch.randperm(len(learner.buffer), generator=learner.generator, device=device)
-            for rows in order.split(learner.batch):
+            for rows in learner.batches(order):
                 mixes = float(torch.rand((), generator=host)) < self.cutmix
                 if mixes:
                     box.copy_(torch.rand(3, generator=host))

@@ -84,7 +84,7 @@ class PackNet(Method):
     def _retrain(self, learner: Learner, task: Task, number: int) -> None:
         device = task.train.y.device
         order = torch.randperm(len(task.train), generator=learner.generator, device=device)
-        for rows in order.split(learner.batch):
+        for rows in learner.batches(order):
             part = task.train.of(rows)
             key = (len(rows), number > 0)
             learner.counted("consolidate", key, partial(self.step, learner, Batch(part.x, part.y, number)))

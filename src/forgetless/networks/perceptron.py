@@ -40,13 +40,16 @@ class MLP(nn.Module):
 
     @property
     def plain(self) -> bool:
-        """Whether it is what this file builds: nothing overridden, replaced, parametrised or hooked."""
-        return type(self) is MLP and all(
-            type(layer) is nn.Linear
-            and set(layer._parameters) == {"weight", "bias"}
-            and layer._parameters["bias"] is not None
-            and not (layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
-            for layer in self.children()
+        """Whether it is what this file builds: nothing overridden, added, shared, replaced, parametrised or hooked."""
+        layers = [layer for layer in self._modules.values() if layer is not None]
+        return (
+            type(self) is MLP
+            and list(self._modules) == [f"fc{i + 1}" for i in range(len(layers))]
+            and len(layers) == self.depth
+            and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
+            and list(map(id, self.parameters())) == list(map(id, self._tensors()))
+            and not any(map(_hooked, [self, *layers]))
+            and not any(tensor._backward_hooks for tensor in self.parameters())
         )
 
     def quick(self, x: Tensor) -> Tensor:
@@ -73,7 +76,12 @@ class MLP(nn.Module):
 
     def _tensors(self) -> list[Tensor]:
         """Weight and bias of each layer."""
-        return [tensor for layer in self.children() for tensor in layer._parameters.values() if tensor is not None]
+        return [tensor for layer in self._modules.values() for tensor in (layer.weight, layer.bias)]  # type: ignore[union-attr, misc]
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(map(bool, hooks))
 
 
 class _Layers(torch.autograd.Function):
