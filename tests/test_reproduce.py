@@ -91,6 +91,7 @@ def test_a_record_of_the_results_is_what_reproduce_runs(file):
         return
     if made.settings["every"] == 100:
         return  # nor k-FPF-CE with more finetuning
-    options = Options(made.settings["stream"], made.settings["buffer"], (made.label,), device="cuda")
-    lines = ITEMS["table1"].lines(options)
+    device = made.settings["device"]
+    options = Options(made.settings["stream"], made.settings["buffer"], (made.label,), device=device)
+    lines = ITEMS["many-epochs" if options.stream == "rot-mnist" else "table1"].lines(options)
     assert made.id in {one.settings.id for line in lines for one in line.runs}

@@ -121,7 +121,8 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 }
 
 # Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), seq-cifar10 and seq-organamnist with 200 and 500 (benchmarks/columns.py, results/…/chosen-….json).
+# search.json), rot-mnist with 500, seq-cifar10 and seq-organamnist with 200 and 500 (benchmarks/columns.py,
+# results/…/chosen-….json).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
@@ -142,6 +143,10 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+fdr": {"batch": 10, "lr": 0.1, "alpha": 1.0, "replay": 128, "ft_lr": 0.1},
         "fpf+der": {"batch": 10, "lr": 0.03, "alpha": 2.0, "replay": 10, "ft_lr": 0.01},
         "fpf+derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10, "ft_lr": 0.01},
+    },
+    "rot-mnist": {
+        "k-fpf+sgd": {"lr": 0.2, "ft_lr": 0.2, "every": 200},
+        "k-fpf-kd+sgd": {"lr": 0.3, "ft_lr": 0.1, "kd": 0.5},
     },
     "seq-cifar10": {
         "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": {200: 0.05, 500: 0.03}, "every": 500, "threshold": 0.1},
