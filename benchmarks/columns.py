@@ -44,6 +44,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-kd": [
             {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]},
             {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1], "threshold": [0.1]},
+            {**DENSE, "kd": [0.05, 0.1, 0.2]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]},
         ],
         "k-fpf-dense": [
             {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
@@ -65,13 +67,20 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03, 0.01]}],
-        "fpf+fdr": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+agem": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1, 0.03]},
+            {"lr": [0.03, 0.1], "alpha": [3.0], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+            {"lr": [0.1], "alpha": [1.0], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
+        "fpf+agem": [
+            {"ft_lr": [0.1, 0.03]},
+            {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500, 200], "threshold": [0.1]}],
         "k-fpf+er": [{"ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]}],
         "sgd": [{}],
-        "joint": [{}],
+        "joint": [{}, {"lr": [0.03, 0.05]}],
         "oewc": [{}],
         "gdumb": [{}],
     },
@@ -83,14 +92,23 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-kd": [
             {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1, 0.2], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
+            {**DENSE, "kd": [0.1]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]},
         ],
         "k-fpf-dense": [{"lr": [0.03, 0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}],
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]}],
-        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.3]}, {"lr": [0.03], "ft_lr": [0.1, 0.3]}],
+        "fpf+er": [
+            {"ft_lr": [0.1, 0.03, 0.3]},
+            {"lr": [0.03], "ft_lr": [0.1, 0.3]},
+            {"lr": [0.01, 0.03], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1, 0.3]}],
-        "fpf+agem": [{"ft_lr": [0.1, 0.3]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1, 0.3]},
+            {"lr": [0.03, 0.1], "alpha": [1.0, 3.0], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
+        "fpf+agem": [{"ft_lr": [0.1, 0.3]}, {"lr": [0.03, 0.1], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500], "threshold": [0.1]}],
         "gdumb": [{}],
@@ -109,7 +127,11 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.1, 0.03]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1]}, {"alpha": [1.0, 3.0], "ft_lr": [0.1], "threshold": [0.1]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1]},
+            {"alpha": [1.0, 3.0], "ft_lr": [0.1], "threshold": [0.1]},
+            {"lr": [0.1], "alpha": [1.0, 3.0], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
         "fpf+agem": [{"ft_lr": [0.1]}, {"lr": [0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "sgd": [{}],
@@ -119,14 +141,24 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-organamnist-200": {
         "k-fpf-ce": [{"lr": [0.03, 0.1], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
-        "k-fpf-kd": [{"lr": [0.1], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+        "k-fpf-kd": [
+            {"lr": [0.1], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500, 200], "kd": [0.2, 0.5], "threshold": [0.1]},
+        ],
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.05, 0.1], "kd": [0.1]}],
         "fpf+er": [{"ft_lr": [0.1]}, {"lr": [0.03], "ft_lr": [0.1]}],
         "fpf+der": [{"ft_lr": [0.03]}],
-        "fpf+derpp": [{"ft_lr": [0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1]}],
+        "fpf+derpp": [
+            {"ft_lr": [0.03]},
+            {"lr": [0.1], "alpha": [0.1, 0.3], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]},
+            {"lr": [0.03], "alpha": [0.3], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]},
+        ],
+        "fpf+fdr": [
+            {"ft_lr": [0.1]},
+            {"lr": [0.03, 0.1], "alpha": [1.0, 3.0], "ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
         "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
-        "fpf+icarl": [{"ft_lr": [0.1]}],
+        "fpf+icarl": [{"ft_lr": [0.1]}, {"ft_lr": [0.01, 0.03, 0.3], "threshold": [1.0, 0.1]}],
         "gdumb": [{}],
     },
     "rot-mnist": {  # on a CPU
@@ -146,6 +178,42 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.2], "ft_lr": [0.15], "every": [200], "kd": [0.3]},
         ],
     },
+    "seq-pathmnist": {
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1, 0.5]}],
+        "fpf+derpp": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "k-fpf-ce": [
+            {"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.1], "every": [500, 1500], "threshold": [0.1]},
+        ],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2, 1.0], "threshold": [0.1]}],
+        "joint": [{"lr": [0.01, 0.03]}],
+        "sgd": [{}],
+    },
+    "seq-pathmnist-200": {
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]}],
+        "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+    },
+    "seq-pacs": {
+        "fpf+derpp": [
+            {"lr": [0.03], "alpha": [0.1, 0.5], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]},
+            {"lr": [0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]},
+        ],
+        "fpf+der": [{"lr": [0.03], "alpha": [0.1, 0.5], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+fdr": [{"lr": [0.03], "alpha": [0.3, 1.0], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+agem": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "k-fpf-ce": [{"lr": [0.03, 0.05], "ft_lr": [0.03, 0.075], "every": [100, 250], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.05], "ft_lr": [0.03, 0.075], "every": [100], "kd": [0.1, 0.5], "threshold": [0.1]}],
+        "k-fpf-dense": [{"lr": [0.05], "ft_lr": [0.05, 0.1], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]}],
+        "gdumb": [{}],
+        "joint": [{"lr": [0.03, 0.1]}],
+        "oewc": [{}],
+        "sgd": [{}],
+    },
     "seq-digits": {  # to try the script
         "k-fpf-ce": [{"lr": [0.1], "ft_lr": [0.05, 0.1]}],
         "k-fpf-kd": [{"kd": [0.1]}],
@@ -155,8 +223,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
 }
 
 
-def grids_of(arguments: argparse.Namespace) -> dict[str, list[Grid]]:
-    return GRIDS.get(f"{arguments.stream}-{arguments.buffer}", GRIDS[arguments.stream])
+def grids_of(stream: str, buffer: int) -> dict[str, list[Grid]]:
+    return GRIDS.get(f"{stream}-{buffer}", GRIDS[stream])
 
 
 def points(grids: list[Grid]) -> Iterator[Point]:
@@ -165,12 +233,14 @@ def points(grids: list[Grid]) -> Iterator[Point]:
             yield dict(zip(grid, values, strict=True))
 
 
-def settings(row: str, point: Point, seed: int, arguments: argparse.Namespace, *, validation: bool) -> Settings:
+def settings(
+    row: str, point: Point, seed: int, buffer: int, arguments: argparse.Namespace, *, validation: bool
+) -> Settings:
     if row.startswith("k-fpf+"):
         method, given = row.removeprefix("k-fpf+"), {"repair": "k-fpf"}
     else:
         method, given = way("k-fpf-ce" if row == "k-fpf-dense" else row, arguments.stream)
-    common = {"buffer": arguments.buffer, "seed": seed, "device": arguments.device, "validation": validation}
+    common = {"buffer": buffer, "seed": seed, "device": arguments.device, "validation": validation}
     return resolve(arguments.stream, method, {**given, **point, **common})[0]
 
 
@@ -181,72 +251,85 @@ def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
         shown = (
             f"{made.accuracy:.2f}" if isinstance(made, record.Record) else f"{type(made.error).__name__}: {made.error}"
         )
-        point = f"lr {one.lr} ft_lr {one.ft_lr} every {one.every} kd {one.kd}"
+        given = {"buffer": one.buffer, "lr": one.lr, "ft_lr": one.ft_lr, "every": one.every, "kd": one.kd}
+        given |= {"threshold": one.threshold, **one.options}
+        point = " ".join(f"{name} {value}" for name, value in given.items() if value)
         print(
             f"{time.perf_counter() - began:6.1f} s  {done}/{len(runs)}  {one.label} seed {one.seed} {point}: {shown}",
             flush=True,
         )
 
 
-def chosen_path(folder: Path, arguments: argparse.Namespace) -> Path:
-    return folder / f"chosen-{arguments.stream}-{arguments.buffer}.json"
+def chosen_path(folder: Path, stream: str, buffer: int) -> Path:
+    return folder / f"chosen-{stream}-{buffer}.json"
 
 
-def search(arguments: argparse.Namespace, rows: list[str]) -> None:
-    grids = {row: list(points(grids_of(arguments)[row])) for row in rows}
-    file = chosen_path(arguments.work, arguments)
-    found: dict[str, Any] = json.loads(file.read_text())["rows"] if file.exists() else {}
-    known = {
-        json.dumps([row, entry["point"]]): entry["validation_accuracy"]
-        for row, own in found.items()
-        for entry in own["grid"]
-    }
-    planned = {
-        (row, number): settings(row, point, 0, arguments, validation=True)
-        for row, own in grids.items()
-        for number, point in enumerate(own)
-        if len(own) > 1 and known.get(json.dumps([row, point])) is None
-    }
-    began = time.perf_counter()
+def wanted(buffer: int, arguments: argparse.Namespace) -> list[str]:
+    """Those of the rows asked for that this buffer has a grid of."""
+    own = grids_of(arguments.stream, buffer)
+    return [row for row in own if arguments.rows is None or row in arguments.rows.split(",")]
+
+
+def search(arguments: argparse.Namespace) -> None:
+    """All buffers and rows in one pack. Points that differ only in FPF's finetuning share a training."""
+    planned: dict[tuple[int, str], Settings] = {}
+    known: dict[tuple[int, str], float | None] = {}
+    found: dict[int, dict[str, Any]] = {}
+    for buffer in arguments.buffer:
+        file = chosen_path(arguments.work, arguments.stream, buffer)
+        found[buffer] = json.loads(file.read_text())["rows"] if file.exists() else {}
+        for row, own in found[buffer].items():
+            known |= {
+                (buffer, json.dumps([row, entry["point"]])): entry["validation_accuracy"] for entry in own["grid"]
+            }
+        for row in wanted(buffer, arguments):
+            own = list(points(grids_of(arguments.stream, buffer)[row]))
+            for point in own:
+                key = (buffer, json.dumps([row, point]))
+                if len(own) > 1 and known.get(key) is None:
+                    planned[key] = settings(row, point, 0, buffer, arguments, validation=True)
     run(list(planned.values()), arguments)
-    for row, own in grids.items():
-        tried: list[dict[str, Any]] = []
-        for number, point in enumerate(own):
-            accuracy = known.get(json.dumps([row, point]))
-            if (row, number) in planned and (made := record.find(arguments.work, planned[row, number])) is not None:
-                accuracy = made.accuracy
-            tried.append({"point": point, "validation_accuracy": accuracy})
-        best = max(tried, key=lambda entry: entry["validation_accuracy"] or 0.0)
-        found[row] = {"chosen": best["point"], "grid": tried}
-        print(row, best)
-    values = {"rows": found, "search_seconds": round(time.perf_counter() - began, 1), **provenance(arguments.device)}
-    record.write_json(values, file)
+    for buffer in arguments.buffer:
+        for row in wanted(buffer, arguments):
+            tried: list[dict[str, Any]] = []
+            for point in points(grids_of(arguments.stream, buffer)[row]):
+                key = (buffer, json.dumps([row, point]))
+                accuracy = known.get(key)
+                if key in planned and (made := record.find(arguments.work, planned[key])) is not None:
+                    accuracy = made.accuracy
+                tried.append({"point": point, "validation_accuracy": accuracy})
+            best = max(tried, key=lambda entry: entry["validation_accuracy"] or 0.0)
+            found[buffer][row] = {"chosen": best["point"], "grid": tried}
+            print(buffer, row, best)
+        values = {"rows": found[buffer], **provenance(arguments.device)}
+        record.write_json(values, chosen_path(arguments.work, arguments.stream, buffer))
 
 
-def finals(arguments: argparse.Namespace, rows: list[str]) -> list[Settings]:
-    chosen = json.loads(chosen_path(arguments.work, arguments).read_text())["rows"]
+def finals(buffer: int, arguments: argparse.Namespace) -> list[Settings]:
+    chosen = json.loads(chosen_path(arguments.work, arguments.stream, buffer).read_text())["rows"]
     return [
-        settings(row, chosen[row]["chosen"], seed, arguments, validation=False)
-        for row in rows
+        settings(row, chosen[row]["chosen"], seed, buffer, arguments, validation=False)
+        for row in wanted(buffer, arguments)
         if row in chosen
         for seed in range(arguments.seeds)
     ]
 
 
-def keep(arguments: argparse.Namespace, rows: list[str]) -> None:
+def keep(arguments: argparse.Namespace) -> None:
     folder = RESULTS / arguments.stream
     folder.mkdir(parents=True, exist_ok=True)
-    for one in finals(arguments, rows):
-        made = record.find(arguments.work, one)
-        if made is None:
-            print(f"no record of {one.label} seed {one.seed}")
-        else:
-            values = made.to_dict()
-            values["tensor_changes"] = {}
-            target = record.path(folder, one)
-            target.parent.mkdir(exist_ok=True)
-            target.write_text(json.dumps(values) + "\n")
-    shutil.copy(chosen_path(arguments.work, arguments), folder)
+    for buffer in arguments.buffer:
+        for one in finals(buffer, arguments):
+            made = record.find(arguments.work, one)
+            if made is None:
+                print(f"no record of {one.label} seed {one.seed}")
+            else:
+                values = made.to_dict()
+                values["tensor_changes"] = {}
+                target = record.path(folder, one)
+                target.parent.mkdir(exist_ok=True)
+                target.write_text(json.dumps(values) + "\n")
+        shutil.copy(chosen_path(arguments.work, arguments.stream, buffer), folder)
 
 
 def main() -> None:
@@ -255,20 +338,19 @@ def main() -> None:
     parser.add_argument(
         "--stream", default="seq-cifar10", choices=[stream for stream in GRIDS if not stream.endswith("-200")]
     )
-    parser.add_argument("--buffer", type=int, default=500)
+    parser.add_argument("--buffer", type=int, nargs="+", default=[500])
     parser.add_argument("--rows", help="only these, with commas between")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
-    rows = arguments.rows.split(",") if arguments.rows else list(grids_of(arguments))
     if arguments.what == "search":
-        search(arguments, rows)
+        search(arguments)
     elif arguments.what == "final":
-        run(finals(arguments, rows), arguments)
+        run([one for buffer in arguments.buffer for one in finals(buffer, arguments)], arguments)
     else:
-        keep(arguments, rows)
+        keep(arguments)
 
 
 if __name__ == "__main__":

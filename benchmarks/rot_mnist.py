@@ -14,7 +14,7 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from forgetless.config import resolve
-from seq_mnist import one
+from seq_mnist import accuracies
 
 RECORDS = Path(__file__).parent / "records" / "rot-mnist"
 
@@ -30,7 +30,7 @@ def main() -> None:
     ]
     RECORDS.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(2) as pool:
-        for run, accuracy in zip(runs, pool.map(one, [(run, work) for run in runs]), strict=True):
+        for run, accuracy in accuracies(runs, work, pool):
             print(run.label, run.seed, accuracy, flush=True)
             shutil.copyfile(work / run.id / "record.json", RECORDS / f"{run.label}-{run.seed}.json")
 

@@ -3,8 +3,9 @@
     python benchmarks/seq_mnist.py search --work FOLDER   # every point of the grids on validation, two seeds
     python benchmarks/seq_mnist.py final --work FOLDER    # the best of each row on all training images, five seeds
 
-FPF's learning rate is searched with the two best points of its method. Two processes with one thread each; what is in
-FOLDER already is not done again. ``search`` writes records/seq-mnist/search.json, ``final`` the records beside it.
+FPF's learning rate and threshold are searched with the two best points of its method, and with five seeds, since they
+matter less than the seed does. Two processes with one thread each; what is in FOLDER already is not done again.
+``search`` writes records/seq-mnist/search.json, ``final`` the records beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
@@ -22,6 +24,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from forgetless.config import Settings, resolve
+from forgetless.lanes import Failed
 
 RECORDS = Path(__file__).parent / "records" / "seq-mnist"
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
@@ -39,7 +42,7 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
     "oewc": {"lr": [0.03], "penalty": [10.0, 90.0], "gamma": [1.0]},
 }
 FPF = ("er", "agem", "icarl", "fdr", "der", "derpp")
-FPF_GRID = {"ft_lr": [0.3, 0.1, 0.03, 0.01]}
+FPF_GRID = {"ft_lr": [0.3, 0.1, 0.03, 0.01, 0.003], "threshold": [1.0, 0.3]}
 
 
 def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) -> Settings:
@@ -48,14 +51,30 @@ def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) ->
     return resolve("seq-mnist", method, given)[0]
 
 
-def one(task: tuple[Settings, Path]) -> float:
+def some(task: tuple[list[Settings], Path]) -> dict[str, float]:
+    """Runs that share a training, if they do; gives the accuracy of each by its id."""
     import torch
 
-    from forgetless.build import run
+    from forgetless.build import run_lanes
 
     torch.set_num_threads(1)
-    chosen, work = task
-    return run(chosen, out=work).accuracy
+    found = {}
+    for settings, made in run_lanes(task[0], 1, task[1]):
+        if isinstance(made, Failed):
+            raise made.error
+        found[settings.id] = made.accuracy
+    return found
+
+
+def accuracies(runs: list[Settings], work: Path, pool: ProcessPoolExecutor) -> Iterator[tuple[Settings, float]]:
+    together: dict[str, list[Settings]] = {}
+    for run in runs:
+        together.setdefault(run.training, []).append(run)
+    for group, found in zip(
+        together.values(), pool.map(some, [(group, work) for group in together.values()]), strict=True
+    ):
+        for run in group:
+            yield run, found[run.id]
 
 
 def points(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
@@ -66,22 +85,23 @@ def search(work: Path, pool: ProcessPoolExecutor) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     best: dict[str, dict[str, Any]] = {}
 
-    def go(rows: dict[str, list[dict[str, Any]]]) -> None:
-        tasks = [(row, point, seed) for row, grid in rows.items() for point in grid for seed in (0, 1)]
-        runs = pool.map(one, [(settings(row, point, seed, validation=True), work) for row, point, seed in tasks])
-        accuracies: dict[str, list[float]] = {}
-        for (row, point, _), accuracy in zip(tasks, runs, strict=True):
-            accuracies.setdefault(json.dumps([row, point]), []).append(accuracy)
-        for key, values in accuracies.items():
-            row, point = json.loads(key)
-            found.setdefault(row, []).append({"point": point, "validation_accuracy": round(mean(values), 3)})
+    def go(rows: dict[str, list[dict[str, Any]]], seeds: int) -> None:
+        tasks = {
+            (row, json.dumps(point)): [settings(row, point, seed, validation=True) for seed in range(seeds)]
+            for row, grid in rows.items()
+            for point in grid
+        }
+        made = {run.id: value for run, value in accuracies([r for own in tasks.values() for r in own], work, pool)}
+        for (row, point), runs in tasks.items():
+            accuracy = round(mean(made[run.id] for run in runs), 3)
+            found.setdefault(row, []).append({"point": json.loads(point), "validation_accuracy": accuracy})
         for row in rows:
             best[row] = max(found[row], key=lambda entry: entry["validation_accuracy"])["point"]
             print(row, best[row], max(entry["validation_accuracy"] for entry in found[row]), flush=True)
 
-    go({row: points(grid) for row, grid in GRIDS.items()})
+    go({row: points(grid) for row, grid in GRIDS.items()}, 2)
     top = {row: sorted(found[row], key=lambda entry: -entry["validation_accuracy"])[:2] for row in FPF}
-    go({f"fpf+{row}": [{**e["point"], **point} for e in top[row] for point in points(FPF_GRID)] for row in FPF})
+    go({f"fpf+{row}": [{**e["point"], **point} for e in top[row] for point in points(FPF_GRID)] for row in FPF}, 5)
     RECORDS.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": "python benchmarks/seq_mnist.py search", "best": best, "grid": found}, indent=1)
     (RECORDS / "search.json").write_text(text + "\n")
@@ -90,7 +110,7 @@ def search(work: Path, pool: ProcessPoolExecutor) -> None:
 def final(work: Path, pool: ProcessPoolExecutor) -> None:
     best = json.loads((RECORDS / "search.json").read_text())["best"]
     chosen = [settings(row, point, seed, validation=False) for row, point in best.items() for seed in range(5)]
-    for run, accuracy in zip(chosen, pool.map(one, [(run, work) for run in chosen]), strict=True):
+    for run, accuracy in accuracies(chosen, work, pool):
         print(run.label, run.seed, accuracy, flush=True)
         target = RECORDS / f"{run.label}-{run.seed}.json"
         shutil.copyfile(work / run.id / "record.json", target)

@@ -1,7 +1,9 @@
 import pytest
 
 from forgetless import NonFiniteError, build, record
+from forgetless.checkpoint import Stop
 from forgetless.config import resolve
+from forgetless.training import Trained
 
 QUICK = {"epochs": 1, "batch": 50, "replay": 50}
 
@@ -93,3 +95,59 @@ def test_a_run_that_fails_in_lanes_gives_its_error_and_stops_no_other():
     assert "Traceback" in found[settings[0].id].trace
     assert "buffer is 3" in str(found[settings[3].id].error)
     assert found[settings[2].id].accuracy > 15
+
+
+FINETUNINGS = [
+    {"groups": "all", "ft_lr": 0.05},
+    {"threshold": 1e9},  # nothing is above it
+    {"ft_lr": 0.1},
+    {"ft_lr": 0.01, "steps": 7},
+    {"ft_lr": 0.1, "kd": 0.5},
+    {"ft_lr": 0.1, "kd": 0.2},
+]
+
+
+@pytest.mark.parametrize("method", ["er", "icarl", "sgd"])
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_runs_that_differ_only_in_fpf_share_a_training_and_end_as_each_does_alone(method, lanes, tmp_path, monkeypatch):
+    ways = [way for way in FINETUNINGS if method != "icarl" or "kd" not in way]
+    settings = [resolve("seq-digits", method, {**QUICK, "repair": "fpf", **way})[0] for way in ways]
+    assert len({one.training for one in settings}) == (1 if method == "icarl" else 2)
+    began = []
+    start = build.start
+    monkeypatch.setattr(build, "start", lambda *a, **k: began.append(k["state"] is None) or start(*a, **k))
+    found = {one.id: made for one, made in build.run_lanes(settings, lanes, tmp_path)}
+    assert began.count(True) == len({one.training for one in settings})
+    assert len(began) == len(found) == len(ways)
+    for one, way in zip(settings, ways, strict=True):
+        if "threshold" in way:
+            assert "nothing could be finetuned" in str(found[one.id].error)
+            continue
+        alone, shared = build.run(one).to_dict(), found[one.id].to_dict()
+        del alone["seconds"], shared["seconds"]
+        assert shared == alone
+        assert record.read(record.path(tmp_path, one)).accuracy == alone["accuracy"]
+
+
+def test_where_a_shared_training_cannot_begin_every_run_gives_its_error():
+    ways = [{"ft_lr": rate, "buffer": 3} for rate in (0.1, 0.2, 0.3)]
+    settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
+    found = [made for _, made in build.run_lanes(settings, 2)]
+    assert len(found) == 3
+    assert all("buffer is 3" in str(made.error) for made in found)
+
+
+def test_a_shared_training_goes_on_from_a_checkpoint_inside_its_finetuning(tmp_path):
+    """Its state to share is over by then, so that the next run trains."""
+    ways = [{"ft_lr": rate} for rate in (0.1, 0.2, 0.3)]
+    settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
+    stop = Stop()
+    kept = build.Kept(settings[0], build.build_stream(settings[0]), tmp_path, None, sources={})
+    for event in kept.run:
+        if isinstance(event, Trained):
+            stop.since = 0.0
+        if kept.saw(event, stop):
+            break
+    found = {one.id: made for one, made in build.run_lanes(settings, 1, tmp_path)}
+    for one in settings:
+        assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix

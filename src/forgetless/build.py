@@ -8,7 +8,7 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from forgetless.lanes import Failed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
-from forgetless.training import Ended, Event, Result, Run, Stepped, fits, is_own, train, with_seed
+from forgetless.training import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
 
 Outcome = tuple[str, str] | None  # of a run: its error and the trace of it, if it failed
 PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept
@@ -98,7 +98,7 @@ def start(
 
 
 class Kept:
-    """A run that goes on from its checkpoint, if ``out`` has one, and leaves others by a schedule."""
+    """A run that goes on from its checkpoint, if ``out`` has one, else from ``state``; leaves others by a schedule."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class Kept:
         sources: Mapping[str, str],
         data: str | None = None,
         eager: bool = False,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self._writer: checkpoint.Writer | None = None
-        state = None
         if out is not None and isinstance(out, Path):  # not in an object store
             file = checkpoint_path(out, settings)
             about = {
@@ -123,7 +123,7 @@ class Kept:
                 state, found = checkpoint.load(file)
                 checkpoint.check(found, about, file)
             except FileNotFoundError:
-                state = None
+                pass
             self._writer = checkpoint.Writer(file, about, schedule or Schedule(None, None))
         self.run = start(settings, stream, eager=eager, state=state)
 
@@ -206,20 +206,29 @@ def run_lanes(
 
     Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
     that several runs share are read once, and kept on the device once; given as ``streams``, over several calls too.
+    Runs that differ only in FPF's finetuning share one training: each of them goes on from its end, as it would alone.
     ``sources`` are by the runs' ids; ``schedule`` and ``stop`` as for ``run``.
     """
     streams = {} if streams is None else streams
     stop = stop or Stop()
+    planned: list[Settings] = []  # by their numbers; those that share a training come when it is done
+    starts: list[Callable[[], Run]] = []
+    sharing: dict[str, list[Settings]] = {}
+    states: dict[int, dict[str, Any]] = {}
     under_way: dict[int, Kept] = {}
     closed: set[int] = set()
 
-    def close(number: int) -> None:
-        closed.add(number)
-        under_way.pop(number).run.close()
+    def plan(settings: Settings, state: dict[str, Any] | None = None) -> None:
+        number = len(planned)
+        planned.append(settings)
+        starts.append(partial(begin, number))
+        if state is not None:
+            states[number] = state
 
-    def begin(number: int, settings: Settings) -> Run:
+    def begin(number: int) -> Run:
         if stop.since is not None:
             raise ValueError("stopping: no further run is begun")
+        settings, state = planned[number], copied(states.pop(number, None))
         on_start(settings)
         key = (settings.stream, settings.order, settings.validation, settings.device)
         if key not in streams:
@@ -227,18 +236,30 @@ def run_lanes(
             streams[key] = stream.to(device, images=fits(stream, device)), checkpoint.data_checksum(stream)
         stream, data = streams[key]
         own = (sources or {}).get(settings.id, {})
-        under_way[number] = Kept(settings, stream, out, schedule, sources=own, data=data)
+        under_way[number] = Kept(settings, stream, out, schedule, sources=own, data=data, state=state)
         return under_way[number].run
 
-    left = []
+    def share(settings: Settings, run: Run) -> None:
+        if sharing.get(settings.training):
+            with suppress(TypeError):  # the state of a user's method: each run trains by itself
+                state = copied(run.state_dict(), "cpu")  # which no stream of the GPU is still at work on
+                for one in sharing.pop(settings.training):
+                    plan(one, state)
+
+    def close(number: int) -> None:
+        closed.add(number)
+        under_way.pop(number).run.close()
+
     for settings in {one.id: one for one in runs}.values():
         if out is not None and record.path(out, settings).exists():
             yield settings, record.read(record.path(out, settings))
+        elif settings.training in sharing:
+            sharing[settings.training].append(settings)
         else:
-            left.append(settings)
-    starts = (partial(begin, number, settings) for number, settings in enumerate(left))
+            sharing[settings.training] = []
+            plan(settings)
     for number, event in interleave(starts, lanes, isolate=True):
-        settings, kept = left[number], under_way.get(number)
+        settings, kept = planned[number], under_way.get(number)
         if kept is None:
             # It was closed below, or could not begin.
             if isinstance(event, Failed) and number not in closed and stop.since is None:
@@ -246,6 +267,8 @@ def run_lanes(
         elif isinstance(event, Failed):
             del under_way[number]
             yield settings, event
+        elif isinstance(event, Trained):
+            share(settings, kept.run)
         else:
             try:
                 if isinstance(event, Ended):
@@ -258,6 +281,10 @@ def run_lanes(
             except Exception as error:  # the disk is full, say
                 close(number)
                 yield settings, Failed.of(error)
+        if number not in under_way and (others := sharing.pop(settings.training, [])):
+            # It ended without a state to share: an error, or it came from inside its finetuning. The next one trains.
+            plan(others[0])
+            sharing[settings.training] = others[1:]
         if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):
             raise Stopped
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from forgetless.catalogue import PRECISIONS, check_name, nearest
@@ -47,6 +47,13 @@ class Settings:
         """Twelve hexadecimal digits of the hash of all settings."""
         text = json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def training(self) -> str:
+        """The same for runs that differ only in FPF's finetuning, which comes when the training is over."""
+        if self.repair != "fpf":
+            return self.id
+        return replace(self, ft_lr=None, steps=None, groups=None, threshold=None, kd=float(self.kd > 0)).id
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,27 +37,24 @@ class Failed:
 
 
 def interleave(
-    starts: Iterable[Callable[[], Run]], lanes: int | None = None, *, isolate: bool = False
+    starts: Sequence[Callable[[], Run]], lanes: int | None = None, *, isolate: bool = False
 ) -> Generator[tuple[int, Event | Failed]]:
     """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
 
+    ``starts`` may grow meanwhile: what is put at its end is started too.
     ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
     ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
     """
     if lanes is not None and lanes < 1:
         raise ValueError(f"lanes is {lanes}; it must be 1 or more")
-    waiting = enumerate(starts)
     width = _Width(lanes)
     active: dict[int, Run] = {}
-    more = True
-    while more or active:
-        while more and len(active) < width.now:
-            number, start = next(waiting, (None, None))
-            if number is None or start is None:
-                more = False
-                break
+    begun = 0
+    while begun < len(starts) or active:
+        while begun < len(starts) and len(active) < width.now:
+            number, begun = begun, begun + 1
             try:
-                active[number] = start()
+                active[number] = starts[number]()
             except Exception as error:
                 if not isolate:
                     raise

@@ -17,7 +17,8 @@ the settings above it:
     every = [50, 100]
 
 Here, runs on the CPU are shared out to processes, one a core, each with one thread; each GPU has a process, which runs
-its share in lanes. On Ray they are tasks (``cluster``). Imports no torch: the processes do.
+its share in lanes. Runs that differ only in FPF's finetuning are trained once, in one process. On Ray they are tasks
+(``cluster``). Imports no torch: the processes do.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every)
             raise ValueError(f"device is {one.settings.device!r}; on Ray it must be cpu or cuda: Ray says which GPU")
         (on_cpu if one.settings.device == "cpu" else on_gpu).append(one)
     size = lanes or cluster.LANES
-    packs = [on_gpu[i : i + size] for i in range(0, len(on_gpu), size)] + [[one] for one in on_cpu]
+    in_turn = [one for members in _sharing(on_gpu) for one in members]
+    packs = [in_turn[i : i + size] for i in range(0, len(in_turn), size)] + _sharing(on_cpu)
     jobs = [
         cluster.Job([(one.settings.to_dict(), dict(one.sources)) for one in pack], pack[0].settings.device != "cpu")
         for pack in packs
@@ -224,7 +226,7 @@ def _here(
 ) -> Iterator[Started | Done | Failed]:
     jobs: deque[_Job] = deque(_by_gpu(runs, _gpus()))
     count = max(len(jobs), workers or cores())
-    jobs.extend(_Job([one]) for one in runs if not one.settings.device.startswith("cuda"))
+    jobs.extend(_Job(members) for members in _sharing(runs) if not members[0].settings.device.startswith("cuda"))
     crew: dict[Connection, _Worker] = {}
     try:
         while jobs or crew:
@@ -292,6 +294,14 @@ def _gpus() -> list[str]:
     return [str(number) for number, _ in enumerate(line for line in listed.splitlines() if line.startswith("GPU "))]
 
 
+def _sharing(runs: Sequence[Planned]) -> list[list[Planned]]:
+    """Those that share a training together, so that one process has them; the others each alone."""
+    found: dict[str, list[Planned]] = {}
+    for one in runs:
+        found.setdefault(one.settings.training, []).append(one)
+    return list(found.values())
+
+
 def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
     """A job for each GPU that is named; those of device ``cuda`` are dealt out to all GPUs there are."""
     named: dict[str, list[Planned]] = {}
@@ -303,7 +313,12 @@ def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
             named.setdefault(one.settings.device, []).append(one)
     if len(gpus) < 2:
         return [_Job(members) for members in ([dealt] if dealt else []) + list(named.values())]
-    jobs = [_Job(members, gpu) for i, gpu in enumerate(gpus) if (members := dealt[i :: len(gpus)])]
+    groups = _sharing(dealt)
+    jobs = [
+        _Job([one for members in own for one in members], gpu)
+        for i, gpu in enumerate(gpus)
+        if (own := groups[i :: len(gpus)])
+    ]
     return jobs + [_Job(members) for members in named.values()]
 
 

@@ -76,6 +76,16 @@ class Repaired:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """The last task is learned and evaluated, and FPF's finetuning comes next.
+
+    A state from here may go on with any other ``finetune`` that is FPF: the training is the same for all of them.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True)
 class TaskEnded:
     task: int
     accuracies: tuple[float, ...]  # class-IL, of all tasks, in percent
@@ -113,7 +123,7 @@ class Ended:
     result: Result
 
 
-Event = Began | Stepped | Waiting | EpochEnded | Repaired | TaskEnded | Ended
+Event = Began | Stepped | Waiting | EpochEnded | Repaired | Trained | TaskEnded | Ended
 
 
 class Run(Iterator[Event]):
@@ -323,6 +333,8 @@ class _Training:
             if last and self.settings is not None:
                 if self.before is None:
                     self.before = tuple(self._evaluate().class_il)
+                    self.resumable = True
+                    yield Trained(self.step)
                 done = yield from self._finetune(number, self.epochs - 1)
                 if done is None:
                     why = self.repair.selection.why_not(self.repair.tracker.task_changes())
@@ -470,13 +482,13 @@ class _Training:
             "place": [self.step, self.number, self.epoch, self.index],
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
             "buffer": None if self.buffer is None else self.buffer.state_dict(),
-            "method": _copied(self.method.state_dict(self.learner)),  # a method may go on changing its tensors in place
+            "method": copied(self.method.state_dict(self.learner)),  # a method may go on changing its tensors in place
             "tracker": self.repair.tracker.state_dict(),
-            "chosen": self.repair.selection.chosen,
+            "chosen": None if self.repair.selection.fixed else self.repair.selection.chosen,
             "finetuned": self.learner.finetuned,
             "feed": None if self.feed is None else self.feed.state_dict(),  # None: in the finetuning at the end
             "finetuning": self.repair.state_dict(),
-            "waits": _copied(self.waits),
+            "waits": copied(self.waits),
             "before": self.before,
             "ledger": self.learner.ledger.state_dict(),
             "engine": self.engine.state_dict(),
@@ -499,7 +511,8 @@ class _Training:
             self.buffer.load_state_dict(state["buffer"])
         self.method.load_state_dict(self.learner, state["method"])
         self.repair.tracker.load_state_dict(state["tracker"])
-        self.repair.selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
+        if not self.repair.selection.fixed:
+            self.repair.selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
         self.learner.finetuned = state["finetuned"]
         if state["feed"] is not None:
             split = self.tasks[self.number].train
@@ -518,13 +531,13 @@ class _Training:
         self.engine.load_state_dict(state["engine"])
 
 
-def _copied(value: Any) -> Any:
-    """The same, with tensors of its own."""
+def copied(value: Any, device: str | None = None) -> Any:
+    """The same, with tensors of its own, where they were or on ``device``."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.detach().to(device or value.device, copy=True)
     if isinstance(value, Mapping):
-        return {key: _copied(part) for key, part in value.items()}
-    return [_copied(part) for part in value] if isinstance(value, list | tuple) else value
+        return {key: copied(part, device) for key, part in value.items()}
+    return [copied(part, device) for part in value] if isinstance(value, list | tuple) else value
 
 
 def fits(stream: Stream, device: torch.device) -> bool:
