@@ -42,7 +42,7 @@ GRIDS: dict[str, dict[str, list[Any]]] = {
     "oewc": {"lr": [0.03], "penalty": [10.0, 90.0], "gamma": [1.0]},
 }
 FPF = ("er", "agem", "icarl", "fdr", "der", "derpp")
-FPF_GRID = {"ft_lr": [0.3, 0.1, 0.03, 0.01, 0.003], "threshold": [1.0, 0.3]}
+FPF_GRID = {"ft_lr": [0.3, 0.1, 0.03, 0.01, 0.003], "threshold": [1.0, 0.5]}  # the last layer, the last two
 
 
 def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) -> Settings:

@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from forgetless import NonFiniteError, build, record
+from forgetless import NonFiniteError, build, record, training
 from forgetless.checkpoint import Stop
 from forgetless.config import resolve
 from forgetless.training import Trained
@@ -149,5 +150,26 @@ def test_a_shared_training_goes_on_from_a_checkpoint_inside_its_finetuning(tmp_p
         if kept.saw(event, stop):
             break
     found = {one.id: made for one, made in build.run_lanes(settings, 1, tmp_path)}
+    for one in settings:
+        assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix
+
+
+@pytest.mark.parametrize("when", [0, 2], ids=["training", "finetuning"])
+def test_a_run_that_is_postponed_ends_as_it_does_alone(when, monkeypatch):
+    """Also a training that is shared, and one that goes on from it."""
+    ways = [{"seed": 1, "epochs": 4}, {"ft_lr": 0.1}, {"ft_lr": 0.2}, {"ft_lr": 0.3}]
+    settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
+    left = [1]
+    advance = training._Training._finetune
+
+    def finetune(self, *a):
+        if self.settings.lr == settings[1 + when].ft_lr and self.seed == 0 and left:
+            left.pop()
+            raise torch.cuda.OutOfMemoryError("no room")
+        return advance(self, *a)
+
+    monkeypatch.setattr(training._Training, "_finetune", finetune)
+    found = {one.id: made for one, made in build.run_lanes(settings, 3)}
+    assert not left
     for one in settings:
         assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix

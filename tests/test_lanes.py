@@ -1,9 +1,12 @@
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from forgetless import Finetune, networks, train
 from forgetless import lanes as module
-from forgetless.lanes import interleave
+from forgetless.lanes import Failed, Postponed, interleave
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
@@ -57,6 +60,54 @@ def test_runs_start_as_lanes_become_free():
         most = max(most, len(begun) - ended)
     assert most == 2
     assert ended == 5
+
+
+class Small:
+    """A device with room for so many runs at a time, and runs that take it at their second step."""
+
+    def __init__(self, room):
+        self.room, self.held, self.most, self.started = room, set(), 0, []
+
+    def run(self, number):
+        self.started.append(number)
+        return _OnSmall(self, number)
+
+
+class _OnSmall(Iterator):
+    def __init__(self, device, number):
+        self.engine = SimpleNamespace(device=torch.device("cpu"), cuda=False, ready=lambda: True)
+        self.events = self._events(device, number)
+
+    def _events(self, device, number):
+        yield Stepped(1, 1, 1)
+        if len(device.held) == device.room:
+            raise torch.cuda.OutOfMemoryError("no room")
+        device.held.add(number)
+        device.most = max(device.most, len(device.held))
+        yield Stepped(2, 1, 1)
+        yield Stepped(3, 1, 1)
+        device.held.remove(number)
+        yield Ended(number)
+
+    def __next__(self):
+        return next(self.events)
+
+
+def test_a_run_for_which_there_is_no_memory_begins_again_when_another_has_ended():
+    device = Small(room=2)
+    found = list(interleave([lambda number=number: device.run(number) for number in range(5)], 4))
+    assert sorted(event.result for _, event in found if isinstance(event, Ended)) == [0, 1, 2, 3, 4]
+    assert not any(isinstance(event, Failed) for _, event in found)
+    postponed = [number for number, event in found if isinstance(event, Postponed)]
+    assert postponed == [2, 3]
+    assert device.started == [0, 1, 2, 3, 2, 3, 4]  # no more than two at a time from then on
+
+
+def test_a_run_that_has_too_little_memory_alone_fails():
+    found = list(interleave([lambda: Small(room=0).run(0)], 4, isolate=True))
+    assert isinstance(found[-1][1], Failed)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        list(interleave([lambda: Small(room=0).run(0)], 4))
 
 
 def test_no_lanes_are_refused():

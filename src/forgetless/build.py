@@ -26,7 +26,7 @@ from forgetless.config import Settings
 from forgetless.contract import check
 from forgetless.engine import find_device
 from forgetless.finetuning import Finetune
-from forgetless.lanes import Failed, interleave
+from forgetless.lanes import Failed, Postponed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
 from forgetless.stream import Stream
@@ -228,7 +228,7 @@ def run_lanes(
     def begin(number: int) -> Run:
         if stop.since is not None:
             raise ValueError("stopping: no further run is begun")
-        settings, state = planned[number], copied(states.pop(number, None))
+        settings, state = planned[number], copied(states.get(number))
         on_start(settings)
         key = (settings.stream, settings.order, settings.validation, settings.device)
         if key not in streams:
@@ -250,16 +250,12 @@ def run_lanes(
         closed.add(number)
         under_way.pop(number).run.close()
 
-    for settings in {one.id: one for one in runs}.values():
-        if out is not None and record.path(out, settings).exists():
-            yield settings, record.read(record.path(out, settings))
-        elif settings.training in sharing:
-            sharing[settings.training].append(settings)
-        else:
-            sharing[settings.training] = []
-            plan(settings)
-    for number, event in interleave(starts, lanes, isolate=True):
+    def became(number: int, event: Event | Postponed | Failed) -> Iterator[tuple[Settings, Record | Failed]]:
         settings, kept = planned[number], under_way.get(number)
+        if isinstance(event, Postponed):
+            if kept is not None:
+                under_way.pop(number).run.close()
+            return
         if kept is None:
             # It was closed below, or could not begin.
             if isinstance(event, Failed) and number not in closed and stop.since is None:
@@ -281,10 +277,23 @@ def run_lanes(
             except Exception as error:  # the disk is full, say
                 close(number)
                 yield settings, Failed.of(error)
-        if number not in under_way and (others := sharing.pop(settings.training, [])):
-            # It ended without a state to share: an error, or it came from inside its finetuning. The next one trains.
-            plan(others[0])
-            sharing[settings.training] = others[1:]
+        if number not in under_way:
+            states.pop(number, None)
+            if others := sharing.pop(settings.training, []):
+                # It left no state to share: an error, or it came from inside its finetuning. The next one trains.
+                plan(others[0])
+                sharing[settings.training] = others[1:]
+
+    for settings in {one.id: one for one in runs}.values():
+        if out is not None and record.path(out, settings).exists():
+            yield settings, record.read(record.path(out, settings))
+        elif settings.training in sharing:
+            sharing[settings.training].append(settings)
+        else:
+            sharing[settings.training] = []
+            plan(settings)
+    for number, event in interleave(starts, lanes, isolate=True):
+        yield from became(number, event)
         if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):
             raise Stopped
 

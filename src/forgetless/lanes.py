@@ -7,8 +7,10 @@ phase of GDumb, are one turn, for which the others wait.
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +22,11 @@ MOST = 16  # lanes tried when the number is left open
 GAIN = 1.05  # more lanes must be faster by this much, all together
 WINDOW = 1.5  # seconds over which a number of lanes is judged
 SETTLED = 60  # steps after which a new run's graphs are captured
+
+
+@dataclass(frozen=True)
+class Postponed:
+    """The GPU's memory ran out beside the others: the run is given up, and begins again when one of them has ended."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,10 @@ class Failed:
 
 def interleave(
     starts: Sequence[Callable[[], Run]], lanes: int | None = None, *, isolate: bool = False
-) -> Generator[tuple[int, Event | Failed]]:
+) -> Generator[tuple[int, Event | Postponed | Failed]]:
     """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
 
-    ``starts`` may grow meanwhile: what is put at its end is started too.
+    ``starts`` may grow meanwhile: what is put at its end is started too. A start is called again after ``Postponed``.
     ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
     ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
     """
@@ -49,37 +56,64 @@ def interleave(
         raise ValueError(f"lanes is {lanes}; it must be 1 or more")
     width = _Width(lanes)
     active: dict[int, Run] = {}
+    again: deque[int] = deque()
     begun = 0
-    while begun < len(starts) or active:
-        while begun < len(starts) and len(active) < width.now:
-            number, begun = begun, begun + 1
-            try:
-                active[number] = starts[number]()
-            except Exception as error:
-                if not isolate:
-                    raise
-                yield number, Failed.of(error)
-                continue
+
+    def turn(number: int, start: Callable[[], Run] | None = None) -> Event | Postponed | Failed | None:
+        """Begin a run, or carry one forward; nothing here keeps a run that is over."""
+        try:
+            if start is None:
+                return next(active[number])
+            active[number] = start()
             width.started(number, active[number].engine.device)
+            return None
+        except Exception as error:
+            active.pop(number, None)
+            if isinstance(error, torch.cuda.OutOfMemoryError) and active:
+                width.narrow(len(active))
+                again.append(number)
+                return Postponed()
+            if not isolate:
+                raise
+            return Failed.of(error)
+
+    while begun < len(starts) or again or active:
+        while (begun < len(starts) or again) and len(active) < width.now:
+            _make_room(active)
+            if again:
+                number = again.popleft()
+            else:
+                number, begun = begun, begun + 1
+            event = turn(number, starts[number])
+            if event is not None:
+                yield number, event
         turned = False
-        for number, run in list(active.items()):
-            if not run.engine.ready():
+        for number in list(active):
+            if not active[number].engine.ready():
                 continue
             turned = True
-            event: Event | Failed
-            try:
-                event = next(run)
-            except Exception as error:
-                if not isolate:
-                    raise
-                event = Failed.of(error)
+            event = turn(number)
+            assert event is not None
             width.saw(number, event)
-            if isinstance(event, Ended | Failed):
-                del active[number]
+            if isinstance(event, Ended | Postponed | Failed):
+                active.pop(number, None)
                 width.ended(number)
             yield number, event
+            if isinstance(event, Postponed):
+                _make_room(active, now=True)
         if not turned:
             time.sleep(2e-5)
+
+
+def _make_room(active: dict[int, Run], *, now: bool = False) -> None:
+    """Give memory that runs before have left in the cache back to the GPU: each had a stream and a pool of its own."""
+    device = next((run.engine.device for run in active.values() if run.engine.cuda), None)
+    if device is None:
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if now or free < total / 4:  # it takes a tenth of a second, for which all runs wait
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 class _Width:
@@ -104,10 +138,12 @@ class _Width:
         self._since = None
         self._unsettled.discard(number)
 
-    def saw(self, number: int, event: Event | Failed) -> None:
+    def narrow(self, lanes: int) -> None:
+        """As many as fit."""
+        self.now, self._open = lanes, False
+
+    def saw(self, number: int, event: Event | Postponed | Failed) -> None:
         """Count; after a while with this many lanes take twice as many, or go back to as many as were faster."""
-        if isinstance(event, Failed) and isinstance(event.error, torch.cuda.OutOfMemoryError):
-            self.now, self._open = max(1, self.now // 2), False
         if not self._open or not isinstance(event, Stepped):
             return
         if event.step >= SETTLED:

@@ -127,7 +127,7 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
         "k-fpf+sgd": {"batch": 10, "lr": 0.1, "ft_lr": 0.1, "every": 100},
-        "derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10},
+        "derpp": {"batch": 10, "lr": 0.03, "alpha": 1.0, "beta": 1.0, "replay": 10},
         "der": {"batch": 10, "lr": 0.03, "alpha": 2.0, "replay": 10},
         "er": {"batch": 10, "lr": 0.05, "replay": 32},
         "fdr": {"batch": 10, "lr": 0.03, "alpha": 3.0, "replay": 128},
@@ -137,12 +137,12 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "joint": {"batch": 10, "lr": 0.03},
         "sgd": {"batch": 10, "lr": 0.1},
         "oewc": {"batch": 10, "lr": 0.03, "penalty": 90.0, "gamma": 1.0},
-        "fpf+er": {"batch": 10, "lr": 0.1, "replay": 32, "ft_lr": 0.3},
-        "fpf+agem": {"batch": 10, "lr": 0.1, "replay": 128, "ft_lr": 0.3},
-        "fpf+icarl": {"batch": 10, "lr": 1.0, "replay": 10, "ft_lr": 0.3},
-        "fpf+fdr": {"batch": 10, "lr": 0.1, "alpha": 1.0, "replay": 128, "ft_lr": 0.1},
-        "fpf+der": {"batch": 10, "lr": 0.03, "alpha": 2.0, "replay": 10, "ft_lr": 0.01},
-        "fpf+derpp": {"batch": 10, "lr": 0.03, "alpha": 2.0, "beta": 1.0, "replay": 10, "ft_lr": 0.01},
+        "fpf+er": {"batch": 10, "lr": 0.1, "replay": 32, "ft_lr": 0.1, "threshold": 0.3},
+        "fpf+agem": {"batch": 10, "lr": 0.1, "replay": 128, "ft_lr": 0.1, "threshold": 0.3},
+        "fpf+icarl": {"batch": 10, "lr": 0.3, "replay": 10, "ft_lr": 0.1, "threshold": 0.3},
+        "fpf+fdr": {"batch": 10, "lr": 0.03, "alpha": 1.0, "replay": 128, "ft_lr": 0.03, "threshold": 1.0},
+        "fpf+der": {"batch": 10, "lr": 0.03, "alpha": 1.0, "replay": 10, "ft_lr": 0.3, "threshold": 0.3},
+        "fpf+derpp": {"batch": 10, "lr": 0.03, "alpha": 1.0, "beta": 1.0, "replay": 10, "ft_lr": 0.1, "threshold": 0.3},
     },
     "rot-mnist": {
         "k-fpf+sgd": {"lr": 0.2, "ft_lr": 0.2, "every": 200},
