@@ -42,9 +42,9 @@ def test_a_stream_the_der_authors_do_not_have_borrows_and_says_so():
 
 
 def test_fpf_and_k_fpf_start_from_the_papers_steps_and_thresholds():
-    once = preset("seq-pathmnist", "er", "fpf", 500)
+    once = preset("seq-tinyimagenet", "er", "fpf", 500)
     assert (once["steps"][0], once["threshold"][0]) == (300, 1.0)
-    often = preset("seq-pathmnist", "sgd", "k-fpf", 500)
+    often = preset("seq-tinyimagenet", "sgd", "k-fpf", 500)
     assert (often["steps"][0], often["threshold"][0]) == (100, 0.3)
 
 
@@ -55,7 +55,7 @@ def test_k_fpf_around_masked_distils_and_repairs_often():
     }  # fmt: skip
     assert found["every"][1] == "k-fpf around masked"
     assert found["kd"][1] == "searched on validation, k-fpf+masked, buffer 500"
-    assert preset("seq-pathmnist", "masked", "k-fpf", 500)["kd"] == (0.1, "k-fpf around masked")
+    assert preset("seq-tinyimagenet", "masked", "k-fpf", 500)["kd"] == (0.1, "k-fpf around masked")
     assert "kd" not in preset("seq-cifar10", "masked", "fpf", 500)
     assert resolve("seq-cifar10", "masked", {"repair": "k-fpf"})[0].label == "k-fpf-kd+masked"
     assert resolve("seq-cifar10", "masked", {"repair": "k-fpf", "kd": 0.0})[0].label == "k-fpf-ce+masked"
