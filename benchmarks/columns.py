@@ -237,7 +237,11 @@ def chosen_path(folder: Path, stream: str, buffer: int) -> Path:
 def wanted(buffer: int, arguments: argparse.Namespace) -> list[str]:
     """Those of the rows asked for that this buffer has a grid of."""
     own = grids_of(arguments.stream, buffer)
-    return [row for row in own if arguments.rows is None or row in arguments.rows.split(",")]
+    asked = arguments.rows.split(",") if arguments.rows else list(own)
+    known = {row for size in arguments.buffer for row in grids_of(arguments.stream, size)}
+    if unknown := set(asked) - known:
+        raise ValueError(f"rows is {arguments.rows}; there is no grid of {', '.join(sorted(unknown))}")
+    return [row for row in own if row in asked]
 
 
 def search(arguments: argparse.Namespace) -> None:

@@ -24,7 +24,6 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from forgetless.config import Settings, resolve
-from forgetless.lanes import Failed
 
 RECORDS = Path(__file__).parent / "records" / "seq-mnist"
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
@@ -56,6 +55,7 @@ def some(task: tuple[list[Settings], Path]) -> dict[str, float]:
     import torch
 
     from forgetless.build import run_lanes
+    from forgetless.lanes import Failed
 
     torch.set_num_threads(1)
     found = {}

@@ -99,6 +99,7 @@ def test_a_run_that_fails_in_lanes_gives_its_error_and_stops_no_other():
 
 
 FINETUNINGS = [
+    {"repair": "none"},
     {"groups": "all", "ft_lr": 0.05},
     {"threshold": 1e9},  # nothing is above it
     {"ft_lr": 0.1},
@@ -108,7 +109,7 @@ FINETUNINGS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["er", "icarl", "sgd"])
+@pytest.mark.parametrize("method", ["er", "icarl", "sgd", "oewc", "derpp", "si"])
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_runs_that_differ_only_in_fpf_share_a_training_and_end_as_each_does_alone(method, lanes, tmp_path, monkeypatch):
     ways = [way for way in FINETUNINGS if method != "icarl" or "kd" not in way]
@@ -154,9 +155,55 @@ def test_a_shared_training_goes_on_from_a_checkpoint_inside_its_finetuning(tmp_p
         assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix
 
 
-@pytest.mark.parametrize("when", [0, 2], ids=["training", "finetuning"])
-def test_a_run_that_is_postponed_ends_as_it_does_alone(when, monkeypatch):
-    """Also a training that is shared, and one that goes on from it."""
+def test_a_method_of_the_users_shares_no_training():
+    ways = [{"repair": "fpf", "ft_lr": 0.1}, {"repair": "fpf", "ft_lr": 0.2}, {}]
+    for part in ({"network": "own_parts:network"}, {}):
+        method = "er" if part else "own_parts:Mine"
+        made = [resolve("seq-digits", method, {**way, **part})[0] for way in ways]
+        assert [one.training for one in made] == [one.id for one in made]
+
+
+def test_where_a_state_cannot_be_taken_each_run_trains(monkeypatch):
+    ways = [{"repair": "fpf", "ft_lr": 0.1}, {"repair": "fpf", "ft_lr": 0.2}, {}]
+    settings = [resolve("seq-digits", "er", {**QUICK, **way})[0] for way in ways]
+
+    def fail(run):
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(training.Run, "state_dict", fail)
+    found = {one.id: made.accuracy for one, made in build.run_lanes(settings, 2)}
+    assert found == {one.id: build.run(one).accuracy for one in settings}
+
+
+def test_the_state_of_a_training_is_let_go_before_the_next_training_begins(monkeypatch):
+    ways = [{"seed": seed, "ft_lr": rate} for seed in (0, 1, 2) for rate in (0.1, 0.2)]
+    settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
+    began = []
+    list(build.run_lanes(settings, 1, on_start=lambda one: began.append((one.seed, one.ft_lr))))
+    assert began == [(0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2), (2, 0.1), (2, 0.2)]
+
+
+def test_a_training_that_is_postponed_begins_again_for_all_that_share_it(monkeypatch):
+    ways = [{"seed": 1, "epochs": 4}, {"ft_lr": 0.1}, {"ft_lr": 0.2}, {"repair": "none"}]
+    settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
+    left = [1]
+    end = training._Training._end_task
+
+    def end_task(self, *a, **k):
+        if self.seed == 0 and left:
+            left.pop()
+            raise torch.cuda.OutOfMemoryError("no room")
+        return end(self, *a, **k)
+
+    monkeypatch.setattr(training._Training, "_end_task", end_task)
+    found = {one.id: made for one, made in build.run_lanes(settings, 2)}
+    assert not left
+    for one in settings:
+        assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix
+
+
+@pytest.mark.parametrize("when", [0, 2], ids=["the first", "one that goes on"])
+def test_a_run_that_is_postponed_in_its_finetuning_ends_as_it_does_alone(when, monkeypatch):
     ways = [{"seed": 1, "epochs": 4}, {"ft_lr": 0.1}, {"ft_lr": 0.2}, {"ft_lr": 0.3}]
     settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
     left = [1]

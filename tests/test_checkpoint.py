@@ -185,7 +185,7 @@ def test_a_header_that_is_none_is_told(text, tmp_path):
 def test_another_format_is_refused(tmp_path):
     text = json.dumps({"format": 9, "state": {}, "about": {}})
     save_file({}, tmp_path / "c", {"forgetless": text, "checksum": checkpoint._checksum(text, {})})
-    with pytest.raises(CheckpointError, match="it has format 9, this version reads 2"):
+    with pytest.raises(CheckpointError, match="it has format 9, this version reads 3"):
         load(tmp_path / "c")
 
 

@@ -140,6 +140,25 @@ def test_the_number_of_lanes_is_found_by_speed_and_memory(monkeypatch, speeds, g
     assert width.now == expected
 
 
+def test_lanes_are_not_judged_while_there_are_too_few_runs(monkeypatch):
+    """A training that others wait for is alone; the lanes that are opened meanwhile have nothing to show yet."""
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (99, 100))
+    width = module._Width(None)
+    width.started(0, torch.device("cuda"))
+    for _ in range(100):
+        clock[0] += 0.1
+        width.saw(0, Stepped(step=60, task=1, epoch=1))
+    assert width.now == 2
+    width.started(1, torch.device("cuda"))
+    for _ in range(100):
+        clock[0] += 0.05
+        for number in (0, 1):
+            width.saw(number, Stepped(step=60, task=1, epoch=1))
+    assert width.now == 4
+
+
 def test_elsewhere_one_run_comes_after_the_other():
     width = module._Width(None)
     width.started(0, torch.device("cpu"))

@@ -51,6 +51,23 @@ def test_the_real_streams_are_as_the_paper_says(name):
     assert found.scenario == ("domain" if name in ("rot_mnist", "seq_pacs") else "class")
 
 
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
+@pytest.mark.parametrize("name", ["seq_pathmnist", "seq_cifar10", "seq_tinyimagenet", "seq_pacs"])
+def test_colour_images_are_centred_by_their_own_channels(name):
+    data, folder = EXPECTED[name][0], Path(os.environ["FORGETLESS_DATA"])
+    if not any((folder / path).exists() for path in [*SOURCES[data].contents, *SOURCES[data].folders]):
+        pytest.skip(f"{data} is not in {folder}")
+    found = getattr(streams, name)()
+    counts = torch.zeros(3, 256, dtype=torch.float64)
+    for task in found.tasks:
+        for channel, values in enumerate(task.train.x.unbind(1)):
+            counts[channel] += torch.bincount(values.flatten().int(), minlength=256)
+    shares, levels = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ levels
+    assert found.mean == pytest.approx(mean.tolist(), abs=1e-3)
+    assert found.std == pytest.approx((shares @ levels**2 - mean**2).sqrt().tolist(), abs=1e-3)
+
+
 def test_orders_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="takes a seed for the angles"):
         streams.rot_mnist(order=[1, 2])

@@ -14,7 +14,20 @@ import pytest
 from forgetless import NonFiniteError, build, networks, record, streams, train
 from forgetless.checkpoint import Schedule, load
 from forgetless.methods.er import ER
-from forgetless.sweep import Done, Failed, _by_gpu, _gpus, _here, _Job, error_path, plan, read_plan, sweep
+from forgetless.sweep import (
+    Done,
+    Failed,
+    _by_gpu,
+    _gpus,
+    _here,
+    _Job,
+    _packs,
+    _sharing,
+    error_path,
+    plan,
+    read_plan,
+    sweep,
+)
 from forgetless.training import Stepped
 from helpers import lasting
 
@@ -38,6 +51,22 @@ def test_lists_are_a_product_and_blocks_take_what_is_above_them():
         ("k-fpf-ce", 7, 50),
         ("k-fpf-ce", 7, 100),
     ]
+
+
+def test_runs_that_share_a_training_go_to_one_process():
+    values = {"stream": "seq-digits", "method": ["er", "sgd"], "repair": ["none", "fpf"], "seeds": 2}
+    runs = plan({**values, "runs": [{}, {"repair": "fpf", "ft_lr": 0.3}, {"repair": "k-fpf"}]})
+    groups = _sharing(runs)
+    labels = [sorted((one.settings.label, one.settings.seed, one.settings.ft_lr or 0) for one in own) for own in groups]
+    shared = [own for own in labels if len(own) > 1]
+    assert shared == [
+        sorted([(method, seed, 0), (f"fpf+{method}", seed, 0.1), (f"fpf+{method}", seed, 0.3)])
+        for seed in (0, 1)
+        for method in ("er", "sgd")
+    ]
+    assert sum(map(len, groups)) == len(runs) == 16
+    assert [len(pack) for pack in _packs(groups, 4)] == [6, 6, 4]
+    assert [len(pack) for pack in _packs(groups, 8)] == [9, 7]
 
 
 def test_a_run_named_twice_is_done_once():

@@ -206,7 +206,8 @@ def run_lanes(
 
     Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
     that several runs share are read once, and kept on the device once; given as ``streams``, over several calls too.
-    Runs that differ only in FPF's finetuning share one training: each of them goes on from its end, as it would alone.
+    Runs that differ only in FPF's finetuning, or in that there is none, share one training: each of them goes on from
+    its end, as it would alone.
     ``sources`` are by the runs' ids; ``schedule`` and ``stop`` as for ``run``.
     """
     streams = {} if streams is None else streams
@@ -239,12 +240,19 @@ def run_lanes(
         under_way[number] = Kept(settings, stream, out, schedule, sources=own, data=data, state=state)
         return under_way[number].run
 
-    def share(settings: Settings, run: Run) -> None:
-        if sharing.get(settings.training):
-            with suppress(TypeError):  # the state of a user's method: each run trains by itself
-                state = copied(run.state_dict(), "cpu")  # which no stream of the GPU is still at work on
-                for one in sharing.pop(settings.training):
-                    plan(one, state)
+    def train_for(members: list[Settings]) -> None:
+        """Plan the run whose training they share: one with FPF, since others pass no ``Trained``."""
+        first = next((one for one in members if one.repair == "fpf"), members[0])
+        sharing[first.training] = [one for one in members if one is not first]
+        plan(first)
+
+    def share(number: int, run: Run) -> None:
+        training = planned[number].training
+        if sharing.get(training):
+            with suppress(Exception):  # memory may be short, say; then the next of them trains too
+                states[number] = copied(run.state_dict(), "cpu")  # which no stream of the GPU is still at work on
+                for one in sharing.pop(training):
+                    plan(one, states[number])
 
     def close(number: int) -> None:
         closed.add(number)
@@ -257,14 +265,15 @@ def run_lanes(
                 under_way.pop(number).run.close()
             return
         if kept is None:
-            # It was closed below, or could not begin.
-            if isinstance(event, Failed) and number not in closed and stop.since is None:
+            if number in closed:  # below
+                return
+            if isinstance(event, Failed) and stop.since is None:  # it could not begin
                 yield settings, event
         elif isinstance(event, Failed):
             del under_way[number]
             yield settings, event
         elif isinstance(event, Trained):
-            share(settings, kept.run)
+            share(number, kept.run)
         else:
             try:
                 if isinstance(event, Ended):
@@ -281,17 +290,15 @@ def run_lanes(
             states.pop(number, None)
             if others := sharing.pop(settings.training, []):
                 # It left no state to share: an error, or it came from inside its finetuning. The next one trains.
-                plan(others[0])
-                sharing[settings.training] = others[1:]
+                train_for(others)
 
     for settings in {one.id: one for one in runs}.values():
         if out is not None and record.path(out, settings).exists():
             yield settings, record.read(record.path(out, settings))
-        elif settings.training in sharing:
-            sharing[settings.training].append(settings)
         else:
-            sharing[settings.training] = []
-            plan(settings)
+            sharing.setdefault(settings.training, []).append(settings)
+    for members in list(sharing.values()):
+        train_for(members)
     for number, event in interleave(starts, lanes, isolate=True):
         yield from became(number, event)
         if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):
@@ -305,6 +312,8 @@ def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tupl
     """``run_lanes`` for another process: gives the id of each run, its error and trace if it failed, its record."""
     runs = [Settings.from_dict(settings) for settings, _ in job]
     sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
+    if not any(one.device.startswith("cuda") for one in runs):
+        lanes = 1
     for settings, made in run_lanes(runs, lanes, out, sources, **how):
         if isinstance(made, Record):
             yield settings.id, None, made

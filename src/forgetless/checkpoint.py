@@ -26,7 +26,7 @@ from torch import Tensor
 from forgetless.storage import sweep_up, write_whole
 from forgetless.stream import Stream
 
-FORMAT = 2
+FORMAT = 3
 NAME = "checkpoint.safetensors"
 
 
@@ -121,8 +121,8 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
 
 
 def data_checksum(stream: Stream) -> str:
-    """Of a stream's shapes, its labels, and up to a thousand of its images in each split."""
-    found = zlib.crc32(stream.name.encode())
+    """Of how a stream is prepared, its shapes, its labels, and up to a thousand of its images in each split."""
+    found = zlib.crc32(str((stream.name, stream.mean, stream.std, stream.pad, stream.flip)).encode())
     for task in stream.tasks:
         for split in (task.train, task.test):
             rows = torch.linspace(0, len(split) - 1, min(len(split), 1000)).long()

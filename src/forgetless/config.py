@@ -50,10 +50,14 @@ class Settings:
 
     @property
     def training(self) -> str:
-        """The same for runs that differ only in FPF's finetuning, which comes when the training is over."""
-        if self.repair != "fpf":
+        """The same for runs that differ only in FPF's finetuning, or in that there is none: it follows the training.
+
+        Not with a method or network of the user's, which may keep more than a state holds.
+        """
+        if self.repair == "k-fpf" or ":" in self.method or ":" in self.network:
             return self.id
-        return replace(self, ft_lr=None, steps=None, groups=None, threshold=None, kd=float(self.kd > 0)).id
+        alike = replace(self, repair="fpf", every=None, steps=None, ft_lr=None, groups=None, threshold=None)
+        return replace(alike, kd=float(self.kd > 0)).id
 
     @property
     def label(self) -> str:

@@ -186,7 +186,10 @@ class Engine:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Within ``active``: go on with these random numbers."""
         if len(state["random"]) != len(self._random) or len(state["generators"]) != len(self._generators):
-            raise ValueError(f"the state's random numbers were not drawn on a {self.device.type} device; load it there")
+            raise ValueError(
+                f"the state's random numbers were not drawn on a {self.device.type} device, or by another version of "
+                "forgetless; go on there, or begin anew"
+            )
         self._set_global_states([one.cpu() for one in state["random"]])
         for generator, numbers in zip(self._generators, state["generators"], strict=True):
             generator.set_state(numbers.cpu())

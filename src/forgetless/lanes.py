@@ -48,7 +48,7 @@ def interleave(
 ) -> Generator[tuple[int, Event | Postponed | Failed]]:
     """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
 
-    ``starts`` may grow meanwhile: what is put at its end is started too. A start is called again after ``Postponed``.
+    ``starts`` may grow meanwhile: what is put at its end is started next. A start is called again after ``Postponed``.
     ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
     ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
     """
@@ -56,8 +56,9 @@ def interleave(
         raise ValueError(f"lanes is {lanes}; it must be 1 or more")
     width = _Width(lanes)
     active: dict[int, Run] = {}
-    again: deque[int] = deque()
-    begun = 0
+    first: deque[int] = deque()  # those to begin again, and those that were added
+    waiting = deque(range(len(starts)))
+    known = len(starts)
 
     def turn(number: int, start: Callable[[], Run] | None = None) -> Event | Postponed | Failed | None:
         """Begin a run, or carry one forward; nothing here keeps a run that is over."""
@@ -71,19 +72,18 @@ def interleave(
             active.pop(number, None)
             if isinstance(error, torch.cuda.OutOfMemoryError) and active:
                 width.narrow(len(active))
-                again.append(number)
+                first.append(number)
                 return Postponed()
             if not isolate:
                 raise
             return Failed.of(error)
 
-    while begun < len(starts) or again or active:
-        while (begun < len(starts) or again) and len(active) < width.now:
-            _make_room(active)
-            if again:
-                number = again.popleft()
-            else:
-                number, begun = begun, begun + 1
+    while waiting or first or active or known < len(starts):
+        first.extend(range(known, len(starts)))
+        known = len(starts)
+        while (waiting or first) and len(active) < width.now:
+            _make_room(width.device)
+            number = (first or waiting).popleft()
             event = turn(number, starts[number])
             if event is not None:
                 yield number, event
@@ -100,15 +100,14 @@ def interleave(
                 width.ended(number)
             yield number, event
             if isinstance(event, Postponed):
-                _make_room(active, now=True)
+                _make_room(width.device, now=True)
         if not turned:
             time.sleep(2e-5)
 
 
-def _make_room(active: dict[int, Run], *, now: bool = False) -> None:
+def _make_room(device: torch.device, *, now: bool = False) -> None:
     """Give memory that runs before have left in the cache back to the GPU: each had a stream and a pool of its own."""
-    device = next((run.engine.device for run in active.values() if run.engine.cuda), None)
-    if device is None:
+    if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
     if now or free < total / 4:  # it takes a tenth of a second, for which all runs wait
@@ -126,16 +125,19 @@ class _Width:
         self._since: float | None = None
         self._events = 0
         self._unsettled: set[int] = set()
-        self._device = torch.device("cpu")
+        self._running: set[int] = set()
+        self.device = torch.device("cpu")  # of the last run that was started
 
     def started(self, number: int, device: torch.device) -> None:
-        self._device = device
+        self.device = device
+        self._running.add(number)
         self._open = self._open and device.type == "cuda"
         self._since = None
         self._unsettled.add(number)
 
     def ended(self, number: int) -> None:
         self._since = None
+        self._running.discard(number)
         self._unsettled.discard(number)
 
     def narrow(self, lanes: int) -> None:
@@ -148,7 +150,7 @@ class _Width:
             return
         if event.step >= SETTLED:
             self._unsettled.discard(number)
-        if self._unsettled:
+        if self._unsettled or len(self._running) < self.now:  # so many are not there to be judged
             return
         now = time.perf_counter()
         if self._since is None:
@@ -163,7 +165,7 @@ class _Width:
             self._open = False
             return
         self._best, self._since = speed, None
-        free, total = torch.cuda.mem_get_info(self._device)
+        free, total = torch.cuda.mem_get_info(self.device)
         if 2 * self.now > MOST or free < 1.2 * (total - free):  # twice the lanes take at most twice the memory
             self._open = False
             return

@@ -121,8 +121,8 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 }
 
 # Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), rot-mnist with 500, seq-cifar10, seq-organamnist and seq-pathmnist with 200 and 500
-# (benchmarks/columns.py, results/…/chosen-….json).
+# search.json), rot-mnist with 500, seq-cifar10 and seq-organamnist with 200 and 500 (benchmarks/columns.py,
+# results/…/chosen-….json).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
@@ -180,16 +180,6 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+fdr": {"ft_lr": 0.1},
         "fpf+der": {"ft_lr": 0.03},
         "fpf+derpp": {"ft_lr": 0.03},
-    },
-    "seq-pathmnist": {
-        "joint": {"lr": 0.01},
-        "er": {"lr": {200: 0.1, 500: 0.03}},
-        "derpp": {"lr": {200: 0.03, 500: 0.01}},
-        "k-fpf+sgd": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
-        "k-fpf-kd+sgd": {"kd": 0.2},
-        "k-fpf+masked": {"lr": 0.03, "ft_lr": {200: 0.1, 500: 0.03}, "kd": 0.1},
-        "fpf+er": {"ft_lr": {200: 0.3, 500: 0.1}, "threshold": 0.1},
-        "fpf+derpp": {"ft_lr": {200: 0.3, 500: 0.1}, "threshold": 0.1},
     },
 }
 

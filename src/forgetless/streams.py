@@ -47,8 +47,14 @@ def seq_organamnist(root: Path | None = None, order: Order = None) -> Stream:
 
 
 def seq_pathmnist(root: Path | None = None, order: Order = None) -> Stream:
-    data = medmnist.read(root or data_root(), "pathmnist")
-    return split_by_class("seq-pathmnist", *data, sizes=[3, 2, 2, 2], order=order)
+    return split_by_class(
+        "seq-pathmnist",
+        *medmnist.read(root or data_root(), "pathmnist"),
+        sizes=[3, 2, 2, 2],
+        order=order,
+        mean=(0.7405, 0.5330, 0.7058),
+        std=(0.1237, 0.1768, 0.1244),
+    )
 
 
 def seq_cifar10(root: Path | None = None, order: Order = None) -> Stream:
@@ -84,4 +90,6 @@ def seq_pacs(root: Path | None = None, order: Order = None) -> Stream:
         if isinstance(order, int) or sorted(order) != [0, 1, 2, 3]:
             raise ValueError(f"order is {order}; seq-pacs takes the four domains 0 to 3, each once")
         domains = [domains[i] for i in order]
-    return split_by_domain("seq-pacs", domains, classes=7, flip=True)
+    return split_by_domain(
+        "seq-pacs", domains, classes=7, mean=(0.7639, 0.7442, 0.7155), std=(0.3050, 0.3146, 0.3433), flip=True
+    )

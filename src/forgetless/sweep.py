@@ -17,8 +17,8 @@ the settings above it:
     every = [50, 100]
 
 Here, runs on the CPU are shared out to processes, one a core, each with one thread; each GPU has a process, which runs
-its share in lanes. Runs that differ only in FPF's finetuning are trained once, in one process. On Ray they are tasks
-(``cluster``). Imports no torch: the processes do.
+its share in lanes. Runs that differ only in FPF, with it or without, are trained once, in one process. On Ray they are
+tasks (``cluster``). Imports no torch: the processes do.
 """
 
 from __future__ import annotations
@@ -203,8 +203,7 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every)
             raise ValueError(f"device is {one.settings.device!r}; on Ray it must be cpu or cuda: Ray says which GPU")
         (on_cpu if one.settings.device == "cpu" else on_gpu).append(one)
     size = lanes or cluster.LANES
-    in_turn = [one for members in _sharing(on_gpu) for one in members]
-    packs = [in_turn[i : i + size] for i in range(0, len(in_turn), size)] + _sharing(on_cpu)
+    packs = _packs(_sharing(on_gpu), size) + _sharing(on_cpu)
     jobs = [
         cluster.Job([(one.settings.to_dict(), dict(one.sources)) for one in pack], pack[0].settings.device != "cpu")
         for pack in packs
@@ -300,6 +299,17 @@ def _sharing(runs: Sequence[Planned]) -> list[list[Planned]]:
     for one in runs:
         found.setdefault(one.settings.training, []).append(one)
     return list(found.values())
+
+
+def _packs(groups: Sequence[list[Planned]], size: int) -> list[list[Planned]]:
+    """Groups put together to packs of ``size`` runs or a few more; none is divided."""
+    packs: list[list[Planned]] = []
+    for members in groups:
+        if packs and len(packs[-1]) < size:
+            packs[-1].extend(members)
+        else:
+            packs.append(list(members))
+    return packs
 
 
 def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:

@@ -77,9 +77,10 @@ class Repaired:
 
 @dataclass(frozen=True)
 class Trained:
-    """The last task is learned and evaluated, and FPF's finetuning comes next.
+    """The last task is learned and evaluated, and the finetuning at the end comes next.
 
-    A state from here may go on with any other ``finetune`` that is FPF: the training is the same for all of them.
+    Of a run with FPF, a state from here may go on with another ``finetune`` that is FPF and distils or not as this one,
+    or with none: the training is the same for all of them.
     """
 
     step: int
@@ -280,6 +281,7 @@ class _Training:
         self.losses: list[tuple[int, int, float]] = []
         self.finetunings: list[Repaired] = []
         self.waits: dict[str, Tensor] | None = None  # what the buffer is to take once the finetuning under way is done
+        self.trained = False  # whether the run goes on from where its training was over
         self.before: tuple[float, ...] | None = None  # accuracies before the finetuning at the end
         self.seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0, "total": 0.0}
 
@@ -293,9 +295,9 @@ class _Training:
         memory = method.memory if method.memory != "none" or self.settings is None else "reservoir"
         self.offers = memory in ("reservoir", "balanced")  # whether each batch is offered to the buffer
         self.buffer = None
+        generator = engine.generator(self.seed + 1)  # also without a buffer: the state of a run with one then fits
         if memory != "none":
             policy = "balanced" if memory == "balanced" else "reservoir"
-            generator = engine.generator(self.seed + 1)
             self.buffer = Buffer(self.capacity, policy=policy, device=engine.device, generator=generator)
         self.columns = set(method.columns)
         if self.settings is not None and self.settings.distill:
@@ -325,9 +327,10 @@ class _Training:
             self.repair.tracker.start()
         else:
             self._load(state)
+            state = None  # not kept for as long as the run goes on
         for number in range(self.number, len(self.tasks)):
             last = number == len(self.tasks) - 1
-            if self.before is None:  # else the run goes on inside the finetuning at the end
+            if not self.trained:
                 yield from self._train_on(number)
                 self._end_task(number, last=last)
             if last and self.settings is not None:
@@ -503,8 +506,9 @@ class _Training:
     def _load(self, state: Mapping[str, Any]) -> None:
         self.step, self.number, self.epoch, self.index = state["place"]
         self.network.load_state_dict(state["network"])
-        self.before = None if state["before"] is None else tuple(state["before"])
-        if self.frozen and (self.number > 0 or self.before is not None):
+        self.trained = state["before"] is not None
+        self.before = tuple(state["before"]) if self.trained and self.settings is not None else None
+        if self.frozen and (self.number > 0 or self.trained):
             _freeze(unwrap(self.network), self.frozen)
             self.learner.take_parameters()
         if self.buffer is not None:
