@@ -61,8 +61,8 @@ def test_runs_that_share_a_training_go_to_one_process():
     shared = [own for own in labels if len(own) > 1]
     assert shared == [
         sorted([(method, seed, 0), (f"fpf+{method}", seed, 0.1), (f"fpf+{method}", seed, 0.3)])
-        for seed in (0, 1)
         for method in ("er", "sgd")
+        for seed in (0, 1)
     ]
     assert sum(map(len, groups)) == len(runs) == 16
     assert [len(pack) for pack in _packs(groups, 4)] == [6, 6, 4]
