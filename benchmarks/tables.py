@@ -625,6 +625,21 @@ def beside_others() -> list[str]:
 GOALS = {"sgd": (1.7, 0.8), "er": (2.2, 1.3), "der": (2.8, None), "derpp": (3.5, 2.3), "finetuning": (1.6, 0.7)}
 
 
+def shared_training() -> list[str]:
+    made = read("sharing.json")
+    best = {way: min(values) for way, values in made["seconds"].items()}
+    return [
+        "",
+        "## A method and FPF's grid after it",
+        "",
+        "FPF follows a training, so runs that differ only in it share one. ER on Seq-MNIST without FPF and with five of its learning rates, "
+        f"{made['runs']} runs: {best['alone']:.1f} s",
+        f"each by itself, {best['sharing']:.1f} s together, {made['times_faster']} × faster, with the same accuracies ({made['device']}, one thread, the best of "
+        f"{len(made['seconds']['alone'])}).",
+        f"Command: `{made['command']}`.",
+    ]
+
+
 def speed_page() -> str:
     gpu, cpu = read("speed-h200.json"), read("speed-cpu.json")
     found = {(r["network"], r["way"], r["precision"], r["captured"], r["lanes"]): r for r in gpu["rows"]}
@@ -736,6 +751,7 @@ def speed_page() -> str:
         *(f"- `{command}`" for command in cpu["commands"]),
         "",
         *beside_others(),
+        *shared_training(),
     ]
     return "\n".join(lines) + "\n"
 
