@@ -634,7 +634,7 @@ def shared_training() -> list[str]:
         "",
         "FPF follows a training, so runs that differ only in it share one. ER on Seq-MNIST without FPF and with five of its learning rates, "
         f"{made['runs']} runs: {best['alone']:.1f} s",
-        f"each by itself, {best['sharing']:.1f} s together, {made['times_faster']} × faster, with the same accuracies ({made['device']}, one thread, the best of "
+        f"one by one, {best['sharing']:.1f} s together, {made['times_faster']} × faster, with the same accuracies ({made['device']}, one thread, the best of "
         f"{len(made['seconds']['alone'])}).",
         f"Command: `{made['command']}`.",
     ]
