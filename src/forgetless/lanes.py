@@ -110,7 +110,7 @@ def _make_room(device: torch.device, *, now: bool = False) -> None:
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
-    if now or free < total / 4:  # it takes a tenth of a second, for which all runs wait
+    if now or free < total / 4:  # not each time: all runs wait for it
         gc.collect()
         torch.cuda.empty_cache()
 
