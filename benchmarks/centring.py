@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import networks, streams, train
+from forgetless.augment import Preparation
 from forgetless.methods.joint import Joint
 from forgetless.stream import Split, Stream
 from forgetless.training import Stepped, with_seed
@@ -69,11 +70,9 @@ def prepared(stream: Stream, way: str) -> Stream:
 def measure(name: str, way: str, arguments: argparse.Namespace) -> dict[str, Any]:
     read, build, part, epochs = CASES[name]
     stream = prepared(smaller(read(), part).validation(), way)
-    x, y = (torch.cat([getattr(task.test, part) for task in stream.tasks]) for part in ("x", "y"))
+    x, y = torch.cat([task.test.x for task in stream.tasks]), torch.cat([task.test.y for task in stream.tasks])
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:1000]
-    x, y = x[some].float() / 255, y[some]
-    if stream.mean:
-        x = (x - torch.tensor(stream.mean)[:, None, None]) / torch.tensor(stream.std)[:, None, None]
+    x, y = Preparation(stream, torch.device("cpu")).plain(x[some]), y[some]
     network = with_seed(lambda: build(stream.classes, stream.shape[0], width=arguments.width), 0)
     run = train(stream, Joint(), network, epochs=epochs, batch=32, lr=arguments.lr)
     steps = epochs * sum(len(task.train) for task in stream.tasks) // 32

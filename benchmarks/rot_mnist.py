@@ -6,12 +6,8 @@ python benchmarks/rot_mnist.py --work FOLDER
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-
-os.environ["OMP_NUM_THREADS"] = "1"
 
 from forgetless.config import resolve
 from seq_mnist import accuracies
@@ -29,10 +25,9 @@ def main() -> None:
         for seed in range(3)
     ]
     RECORDS.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(2) as pool:
-        for run, accuracy in accuracies(runs, work, pool):
-            print(run.label, run.seed, accuracy, flush=True)
-            shutil.copyfile(work / run.id / "record.json", RECORDS / f"{run.label}-{run.seed}.json")
+    for run, accuracy in accuracies(runs, work):
+        print(run.label, run.seed, accuracy, flush=True)
+        shutil.copyfile(work / run.id / "record.json", RECORDS / f"{run.label}-{run.seed}.json")
 
 
 if __name__ == "__main__":

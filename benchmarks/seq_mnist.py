@@ -13,17 +13,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"
-
+from forgetless import record
 from forgetless.config import Settings, resolve
+from forgetless.sweep import Done, Failed, Planned, sweep
 
 RECORDS = Path(__file__).parent / "records" / "seq-mnist"
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
@@ -50,38 +48,19 @@ def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) ->
     return resolve("seq-mnist", method, given)[0]
 
 
-def some(task: tuple[list[Settings], Path]) -> dict[str, float]:
-    """Runs that share a training, if they do; gives the accuracy of each by its id."""
-    import torch
-
-    from forgetless.build import run_lanes
-    from forgetless.lanes import Failed
-
-    torch.set_num_threads(1)
-    found = {}
-    for settings, made in run_lanes(task[0], 1, task[1]):
-        if isinstance(made, Failed):
-            raise made.error
-        found[settings.id] = made.accuracy
-    return found
-
-
-def accuracies(runs: list[Settings], work: Path, pool: ProcessPoolExecutor) -> Iterator[tuple[Settings, float]]:
-    together: dict[str, list[Settings]] = {}
-    for run in runs:
-        together.setdefault(run.training, []).append(run)
-    for group, found in zip(
-        together.values(), pool.map(some, [(group, work) for group in together.values()]), strict=True
-    ):
-        for run in group:
-            yield run, found[run.id]
+def accuracies(runs: list[Settings], work: Path) -> Iterator[tuple[Settings, float]]:
+    for note in sweep([Planned(run, {}) for run in runs], work, workers=2, retry=True):
+        if isinstance(note, Failed):
+            raise ValueError(f"{note.settings.label}, seed {note.settings.seed}: {note.error}")
+        if isinstance(note, Done):
+            yield note.settings, record.read(record.path(work, note.settings)).accuracy
 
 
 def points(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def search(work: Path, pool: ProcessPoolExecutor) -> None:
+def search(work: Path) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     best: dict[str, dict[str, Any]] = {}
 
@@ -91,7 +70,7 @@ def search(work: Path, pool: ProcessPoolExecutor) -> None:
             for row, grid in rows.items()
             for point in grid
         }
-        made = {run.id: value for run, value in accuracies([r for own in tasks.values() for r in own], work, pool)}
+        made = {run.id: value for run, value in accuracies([r for own in tasks.values() for r in own], work)}
         for (row, point), runs in tasks.items():
             accuracy = round(mean(made[run.id] for run in runs), 3)
             found.setdefault(row, []).append({"point": json.loads(point), "validation_accuracy": accuracy})
@@ -107,10 +86,10 @@ def search(work: Path, pool: ProcessPoolExecutor) -> None:
     (RECORDS / "search.json").write_text(text + "\n")
 
 
-def final(work: Path, pool: ProcessPoolExecutor) -> None:
+def final(work: Path) -> None:
     best = json.loads((RECORDS / "search.json").read_text())["best"]
     chosen = [settings(row, point, seed, validation=False) for row, point in best.items() for seed in range(5)]
-    for run, accuracy in accuracies(chosen, work, pool):
+    for run, accuracy in accuracies(chosen, work):
         print(run.label, run.seed, accuracy, flush=True)
         target = RECORDS / f"{run.label}-{run.seed}.json"
         shutil.copyfile(work / run.id / "record.json", target)
@@ -121,8 +100,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("search", "final"))
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
-    with ProcessPoolExecutor(2) as pool:
-        (search if arguments.stage == "search" else final)(arguments.work, pool)
+    (search if arguments.stage == "search" else final)(arguments.work)
 
 
 if __name__ == "__main__":

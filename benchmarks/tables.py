@@ -198,7 +198,6 @@ def rotated(others: dict[str, list[record.Record]]) -> list[str]:
 
 
 COLUMNS = tuple((s, b) for s in ("seq-cifar10", "seq-organamnist") for b in (500, 200))
-REWRITTEN = ("seq-cifar10", "seq-organamnist")  # streams with records of before ``masked`` was a method
 BEGIN, END = "<!-- by benchmarks/tables.py -->\n", "<!-- end -->\n"
 DENSE = "k-fpf-ce, every 100 steps"
 MASKED = "k-fpf-kd+masked"
@@ -252,19 +251,12 @@ def column(stream: str, buffer: int) -> list[str]:
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/test_training.py` shows that they are the same)."
         + (f" Not searched for with this buffer, but taken from 500: {', '.join(carried)}." if carried else ""),
-        f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum.",
-        *(
-            [
-                "Those of `masked`, and their search, were made before it was a method, by SGD with an option to try it: their records say",
-                "version 0.5.0, and method, options and id in them were rewritten to what runs the same now."
-                + (
-                    " Left out of the file are eleven points with CutMix or averaged weights, options that were not kept."
-                    if (stream, buffer) == COLUMNS[0]
-                    else ""
-                ),
-            ]
-            if stream in REWRITTEN
-            else []
+        f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum. Those of `masked`, and their search, were made before it was",
+        "a method, by SGD with an option to try it: their records say version 0.5.0, and method, options and id in them were rewritten to what runs the same now."
+        + (
+            " Left out of the file are eleven points with CutMix or averaged weights, options that were not kept."
+            if (stream, buffer) == COLUMNS[0]
+            else ""
         ),
         "",
         f"Commands: `python benchmarks/columns.py search --stream {stream} --buffer {buffer} --work FOLDER`, then `final`, then `keep`;",
@@ -333,10 +325,7 @@ def findings() -> str:
     for method in REPAIRABLE:
         cells = []
         for stream, buffer in COLUMNS:
-            runs = measured(stream, buffer).get(f"fpf+{method}", [])
-            if not runs:
-                cells.append("–")
-                continue
+            runs = measured(stream, buffer)[f"fpf+{method}"]
             before = [mean(made.before_finetuning or []) for made in runs]
             gains = [made.accuracy - old for made, old in zip(runs, before, strict=True)]
             all_gains += gains
@@ -354,14 +343,13 @@ def findings() -> str:
         "",
         "## Does k-FPF match the methods at half the cost?",
         "",
-        "Accuracy and, in brackets, TFLOPs of the whole run; which of the rows of the other methods, with and without FPF, as far as measured, the",
-        "better of the paper's two k-FPF and the one around `masked` are above.",
+        "Accuracy and, in brackets, TFLOPs of the whole run; which of the twelve rows of the other methods, with and without FPF, the better of",
+        "the paper's two k-FPF and the one around `masked` are above.",
         "",
         "| | ER | DER++ | k-FPF-CE | k-FPF-KD | above | k-FPF-KD around masked | above |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    whole = [key for key in COLUMNS if "k-fpf-kd" in measured(*key)]
-    for stream, buffer in whole:
+    for stream, buffer in COLUMNS:
         points = points_of(measured(stream, buffer))
         others = {row: accuracy for row, (_, accuracy) in points.items() if row.removeprefix("fpf+") in REPAIRABLE}
         ways = {
@@ -384,7 +372,7 @@ def findings() -> str:
     low, middle, all_ = (seen[json.dumps(point | extra)] for extra in ({}, {"threshold": 0.1}, {"threshold": 0.0}))
     distilled = [seen[json.dumps(point | {"kd": kd})] for kd in (0.1, 0.5)]
     gain = {}
-    for stream, buffer in whole:
+    for stream, buffer in COLUMNS:
         points = points_of(measured(stream, buffer))
         gain[stream, buffer] = points["k-fpf-kd"][1] - points["k-fpf-ce"][1]
     turned = points_of(rows(HERE / "records" / "rot-mnist") | measured("rot-mnist", 500))
@@ -492,8 +480,7 @@ def centring() -> list[str]:
 
 def sensitivities(stream: str, buffer: int) -> list[str]:
     found = measured(stream, buffer)
-    rows = {"sgd": found["sgd"], "k-fpf-ce": found["k-fpf-ce"]}
-    rows |= {method: found[row] for method in REPAIRABLE if (row := f"fpf+{method}") in found}
+    rows = {"sgd": found["sgd"], "k-fpf-ce": found["k-fpf-ce"]} | {m: found[f"fpf+{m}"] for m in REPAIRABLE}
     groups = ("conv1", "block1", "block2", "block3", "block4", "bn.affine", "fc")
     lines = ["| | " + " | ".join(groups) + " |", "| --- |" + " --- |" * len(groups)]
     for label, runs in rows.items():
@@ -559,28 +546,25 @@ def headline() -> str:
         "k-FPF-CE": "k-fpf-ce",
         "k-FPF-KD around `masked`": MASKED,
     }
-    columns = {key: points for key in COLUMNS if set(shown.values()) <= (points := points_of(measured(*key))).keys()}
+    columns = {key: points_of(measured(*key)) for key in COLUMNS}
     lines = [
-        "| | " + " | ".join(f"{stream}, {buffer}" for stream, buffer in columns) + " | PFLOPs |",
-        "| --- |" + " --- |" * (len(columns) + 1),
+        "| | " + " | ".join(f"{stream}, {buffer}" for stream, buffer in COLUMNS) + " | PFLOPs |",
+        "| --- |" + " --- |" * (len(COLUMNS) + 1),
     ]
     for name, row in shown.items():
         cells = [f"{rows[row][1]:.1f}" for rows in columns.values()]
-        cost = ", ".join(f"{columns[stream, 500][row][0] / 1000:.2f}" for stream in dict(columns.keys()))
+        cost = " and ".join(f"{columns[stream, 500][row][0] / 1000:.2f}" for stream in dict(COLUMNS))
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost} |")
     best = []
-    for stream, buffer in columns:
+    for stream, buffer in COLUMNS:
         paper = targets.find("table1", stream, buffer=buffer).items()
         best.append(f"{max(target.mean for label, target in paper if label != 'joint'):.1f}")
     lines.append("| the paper's best continual method | " + " | ".join(best) + " | |")
     fewer = []
-    for stream, buffer in columns:
+    for stream, buffer in COLUMNS:
         found = measured(stream, buffer)
         counts = {name: len(found.get(row) or found[f"fpf+{row}"]) for name, row in shown.items()}
-        if max(counts.values()) < 5:
-            fewer.append(f"{stream}, {buffer}: {max(counts.values())}")
-        else:
-            fewer += [f"{name} on {stream}, {buffer}: {count}" for name, count in counts.items() if count < 5]
+        fewer += [f"{name} on {stream}, {buffer}: {count}" for name, count in counts.items() if count < 5]
     lines += ["", f"Means of five seeds{' (' + '; '.join(fewer) + ')' if fewer else ''}."]
     return "\n".join(lines) + "\n"
 

@@ -150,6 +150,7 @@ def test_a_shared_training_goes_on_from_a_checkpoint_inside_its_finetuning(tmp_p
             stop.since = 0.0
         if kept.saw(event, stop):
             break
+    assert build.checkpoint_path(tmp_path, settings[0]).exists()
     found = {one.id: made for one, made in build.run_lanes(settings, 1, tmp_path)}
     for one in settings:
         assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix
@@ -175,7 +176,8 @@ def test_where_a_state_cannot_be_taken_each_run_trains(monkeypatch):
     assert found == {one.id: build.run(one).accuracy for one in settings}
 
 
-def test_the_state_of_a_training_is_let_go_before_the_next_training_begins(monkeypatch):
+def test_those_that_share_a_training_come_before_the_next_training():
+    """So that its state need not be held for longer."""
     ways = [{"seed": seed, "ft_lr": rate} for seed in (0, 1, 2) for rate in (0.1, 0.2)]
     settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
     began = []
