@@ -49,6 +49,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
             {"lr": [0.05], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]},
+            {**DENSE, "kd": [0.05, 0.1, 0.2]},
         ],
         "k-fpf+masked": [
             {**DENSE, "kd": [0.0]},

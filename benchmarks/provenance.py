@@ -25,11 +25,14 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
 
 
 def _settings(arguments: list[str]) -> list[str]:
-    """The command line less where the record goes."""
-    if "--out" not in arguments:
-        return arguments
-    at = arguments.index("--out")
-    return arguments[:at] + arguments[at + 2 :]
+    """The command line less where the record goes and the work is kept."""
+    made = list(arguments)
+    if "--out" in made:
+        at = made.index("--out")
+        del made[at : at + 2]
+    if "--work" in made:
+        made[made.index("--work") + 1] = "FOLDER"
+    return made
 
 
 def publish(result: dict[str, Any], out: Path | None) -> None:

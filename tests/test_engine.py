@@ -284,3 +284,25 @@ def test_a_run_leaves_the_network_usable(device):
     model = with_seed(lambda: networks.resnet18(4, width=4), 0)
     result = run(ER(), model=copy.deepcopy(model), device=device)
     assert torch.isfinite(result.network(torch.rand(2, 3, 8, 8, device=device))).all()
+
+
+@on_gpu
+def test_an_error_in_a_capture_is_the_one_that_is_raised_and_later_captures_work():
+    engine, seen = Engine("cuda"), torch.zeros(1, device="cuda")
+
+    def careless():
+        seen.add_(1).item()
+
+    def good():
+        seen.add_(1)
+
+    with engine.active():
+        engine.call("careless", careless)
+        with pytest.raises(RuntimeError, match="captur"):
+            engine.call("careless", careless)
+        engine = Engine("cuda")
+    with engine.active():
+        for _ in range(3):
+            engine.call("good", good)
+        engine.synchronize()
+    assert seen.item() == 4

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from forgetless.methods.derpp import DERpp
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
 from forgetless.training import Ended, Stepped, with_seed
-from test_engine import image_stream
+from test_engine import image_stream, on_gpu
 
 STREAM = image_stream()
 K_FPF = Finetune.k_fpf(6, steps=5, batch=8, groups=("block1", "fc"))
@@ -101,6 +102,38 @@ def test_a_run_for_which_there_is_no_memory_begins_again_when_another_has_ended(
     postponed = [number for number, event in found if isinstance(event, Postponed)]
     assert postponed == [2, 3]
     assert device.started == [0, 1, 2, 3, 2, 3, 4]  # no more than two at a time from then on
+
+
+@on_gpu
+def test_runs_that_a_gpu_has_no_memory_for_at_once_all_end():
+    stream = image_stream(per_task=256, size=32)
+
+    def big(seed):
+        network = with_seed(lambda: networks.resnet18(4, width=32), seed)
+        return train(
+            stream, ER(), network, epochs=2, batch=64, lr=0.05, buffer=64, seed=seed, device="cuda", deterministic=True
+        )
+
+    def megabytes():
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_reserved() / 2**20
+
+    before = megabytes()
+    torch.cuda.reset_peak_memory_stats()
+    alone = [result(big(0)).losses[0]]
+    each = torch.cuda.max_memory_reserved() / 2**20 - before
+    alone += [result(big(seed)).losses[0] for seed in range(1, 6)]
+    total = torch.cuda.get_device_properties(0).total_memory / 2**20
+    try:
+        torch.cuda.set_per_process_memory_fraction((megabytes() + 2.5 * each) / total)
+        events = list(interleave([lambda seed=seed: big(seed) for seed in range(6)], 6))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert any(isinstance(event, Postponed) for _, event in events)
+    ended = {number: event.result for number, event in events if isinstance(event, Ended)}
+    for number in range(6):  # where memory is short cuDNN may take other kernels, so not bit for bit
+        assert ended[number].losses[0] == pytest.approx(alone[number], rel=1e-3)
 
 
 def test_a_run_that_has_too_little_memory_alone_fails():

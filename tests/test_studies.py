@@ -37,7 +37,7 @@ def test_every_item_has_a_quick_version_that_says_what_it_is(name):
     lines = ITEMS[name].lines(options)
     assert all(line.stream in (studies.QUICK, studies.LARGE) for line in lines)
     assert max(one.settings.seed for line in lines for one in line.runs) <= 1
-    assert "quick: " in studies.notes(name, options, lines)[0]
+    assert "quick: " in studies.notes(options, lines)[0]
 
 
 def test_rows_columns_and_buffers_can_be_picked():

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -210,99 +210,128 @@ def run_lanes(
     its end, as it would alone.
     ``sources`` are by the runs' ids; ``schedule`` and ``stop`` as for ``run``.
     """
-    streams = {} if streams is None else streams
-    stop = stop or Stop()
-    planned: list[Settings] = []  # by their numbers; those that share a training come when it is done
-    starts: list[Callable[[], Run]] = []
-    sharing: dict[str, list[Settings]] = {}
-    states: dict[int, dict[str, Any]] = {}
-    under_way: dict[int, Kept] = {}
-    closed: set[int] = set()
+    pack = _Pack(out, sources or {}, {} if streams is None else streams, on_start, schedule, stop or Stop())
+    trainings: dict[str, list[Settings]] = {}
+    for settings in {one.id: one for one in runs}.values():
+        if out is None or not record.path(out, settings).exists():
+            trainings.setdefault(settings.training, []).append(settings)
+            continue
+        try:
+            made: Record | Failed = record.read(record.path(out, settings))
+        except ValueError as error:  # it is damaged
+            made = Failed.of(error)
+        yield settings, made
+    for members in trainings.values():
+        pack.train_for(members)
+    for number, event in interleave(pack.starts, lanes, isolate=True):
+        one = pack.planned[number]
+        if (became := pack.hear(one, event)) is not None:
+            yield one.settings, became
+        if pack.stopped():
+            raise Stopped
+    if pack.stopped():  # before the next one was begun
+        raise Stopped
 
-    def plan(settings: Settings, state: dict[str, Any] | None = None) -> None:
-        number = len(planned)
-        planned.append(settings)
-        starts.append(partial(begin, number))
-        if state is not None:
-            states[number] = state
 
-    def begin(number: int) -> Run:
-        if stop.since is not None:
-            raise ValueError("stopping: no further run is begun")
-        settings, state = planned[number], copied(states.get(number))
-        on_start(settings)
-        key = (settings.stream, settings.order, settings.validation, settings.device)
-        if key not in streams:
-            stream, device = build_stream(settings), find_device(settings.device)
-            streams[key] = stream.to(device, images=fits(stream, device)), checkpoint.data_checksum(stream)
-        stream, data = streams[key]
-        own = (sources or {}).get(settings.id, {})
-        under_way[number] = Kept(settings, stream, out, schedule, sources=own, data=data, state=state)
-        return under_way[number].run
+@dataclass
+class _Planned:
+    """A run of a pack."""
 
-    def train_for(members: list[Settings]) -> None:
+    settings: Settings
+    state: dict[str, Any] | None = None  # of a training that is over, from whose end it goes on
+    sharing: list[Settings] = field(default_factory=list)  # those that wait for the end of its training
+    kept: Kept | None = None  # while it is under way
+
+
+@dataclass
+class _Pack:
+    """Runs for ``interleave``: begins each of them, and makes of its events what is to be kept and told."""
+
+    out: Path | None
+    sources: Mapping[str, Mapping[str, str]]
+    streams: dict[tuple[object, ...], tuple[Stream, str]]
+    on_start: Callable[[Settings], None]
+    schedule: Schedule | None
+    stop: Stop
+    planned: list[_Planned] = field(default_factory=list)
+    starts: list[Callable[[], Run | None]] = field(default_factory=list)  # of those planned, in the same order
+
+    def train_for(self, members: list[Settings]) -> None:
         """Plan the run whose training they share: one with FPF, since others pass no ``Trained``."""
         first = next((one for one in members if one.repair == "fpf"), members[0])
-        sharing[first.training] = [one for one in members if one is not first]
-        plan(first)
+        self._plan(_Planned(first, sharing=[one for one in members if one is not first]))
 
-    def share(number: int, run: Run) -> None:
-        training = planned[number].training
-        if sharing.get(training):
-            with suppress(Exception):  # memory may be short, say; then the next of them trains too
-                states[number] = copied(run.state_dict(), "cpu")  # which no stream of the GPU is still at work on
-                for one in sharing.pop(training):
-                    plan(one, states[number])
-
-    def close(number: int) -> None:
-        closed.add(number)
-        under_way.pop(number).run.close()
-
-    def became(number: int, event: Event | Postponed | Failed) -> Iterator[tuple[Settings, Record | Failed]]:
-        settings, kept = planned[number], under_way.get(number)
-        if isinstance(event, Postponed):
-            if kept is not None:
-                under_way.pop(number).run.close()
-            return
-        if kept is None:
-            if number in closed:  # below
-                return
-            if isinstance(event, Failed) and stop.since is None:  # it could not begin
-                yield settings, event
-        elif isinstance(event, Failed):
-            del under_way[number]
-            yield settings, event
-        elif isinstance(event, Trained):
-            share(number, kept.run)
+    def hear(self, one: _Planned, event: Event | Postponed | Failed) -> Record | Failed | None:
+        """What became of a run, if this event decides it."""
+        if isinstance(event, Postponed):  # it begins again
+            self._close(one)
+            return None
+        made: Record | Failed | None = None
+        if isinstance(event, Failed):
+            made, one.kept = event, None
         else:
             try:
-                if isinstance(event, Ended):
-                    made = _leave(settings, (sources or {}).get(settings.id, {}), event.result, out)
-                    kept.ended()
-                    del under_way[number]
-                    yield settings, made
-                elif kept.saw(event, stop):
-                    close(number)
+                made = self._keep(one, event)
             except Exception as error:  # the disk is full, say
-                close(number)
-                yield settings, Failed.of(error)
-        if number not in under_way:
-            states.pop(number, None)
-            if others := sharing.pop(settings.training, []):
-                # It left no state to share: an error, or it came from inside its finetuning. The next one trains.
-                train_for(others)
+                self._close(one)
+                made = Failed.of(error)
+        if one.kept is None:
+            one.state = None
+            if one.sharing:  # it left no state to share: an error, or it came from inside its finetuning
+                self.train_for(one.sharing)
+        return made
 
-    for settings in {one.id: one for one in runs}.values():
-        if out is not None and record.path(out, settings).exists():
-            yield settings, record.read(record.path(out, settings))
-        else:
-            sharing.setdefault(settings.training, []).append(settings)
-    for members in list(sharing.values()):
-        train_for(members)
-    for number, event in interleave(starts, lanes, isolate=True):
-        yield from became(number, event)
-        if stop.since is not None and (not under_way or time.monotonic() - stop.since > PATIENCE):
-            raise Stopped
+    def stopped(self) -> bool:
+        """Whether it was asked for, and all that was under way is kept or has had its time."""
+        since = self.stop.since
+        under_way = any(one.kept is not None for one in self.planned)
+        return since is not None and (not under_way or time.monotonic() - since > PATIENCE)
+
+    def _plan(self, one: _Planned) -> None:
+        self.planned.append(one)
+        self.starts.append(partial(self._begin, one))
+
+    def _begin(self, one: _Planned) -> Run | None:
+        if self.stop.since is not None:
+            return None
+        settings = one.settings
+        self.on_start(settings)
+        key = (settings.stream, settings.order, settings.validation, settings.device)
+        if key not in self.streams:
+            stream, device = build_stream(settings), find_device(settings.device)
+            self.streams[key] = stream.to(device, images=fits(stream, device)), checkpoint.data_checksum(stream)
+        stream, data = self.streams[key]
+        sources, state = self.sources.get(settings.id, {}), copied(one.state)
+        one.kept = Kept(settings, stream, self.out, self.schedule, sources=sources, data=data, state=state)
+        return one.kept.run
+
+    def _keep(self, one: _Planned, event: Event) -> Record | None:
+        """The record at the end of a run; before it, its checkpoints, and what it shares."""
+        kept = one.kept
+        assert kept is not None
+        if isinstance(event, Ended):
+            made = _leave(one.settings, self.sources.get(one.settings.id, {}), event.result, self.out)
+            kept.ended()
+            one.kept = None
+            return made
+        if isinstance(event, Trained):
+            self._share(one, kept.run)
+        elif kept.saw(event, self.stop):
+            self._close(one)
+        return None
+
+    def _share(self, one: _Planned, run: Run) -> None:
+        if one.sharing:
+            with suppress(RuntimeError, MemoryError):  # memory may be short: then the next of them trains too
+                one.state = copied(run.state_dict(), "cpu")  # which no stream of the GPU is still at work on
+                for other in one.sharing:
+                    self._plan(_Planned(other, one.state))
+                one.sharing = []
+
+    def _close(self, one: _Planned) -> None:
+        if one.kept is not None:
+            one.kept.run.close()
+            one.kept = None
 
 
 Job = Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]  # settings and sources of some runs, as plain data

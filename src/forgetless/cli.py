@@ -313,7 +313,7 @@ def reproduce(
     item = ITEMS[what]
     lines = item.lines(options)
     runs = reproducing.runs(lines)
-    remarks = said(what, options, lines)
+    remarks = said(options, lines)
     for remark in remarks:
         screen.print(remark, highlight=False, soft_wrap=True)
     with _Progress(len(runs)) as progress:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -213,8 +213,11 @@ class Engine:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 function()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # it would say only that the capture was broken off, not why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         finally:
             if collects:
                 gc.enable()

@@ -44,11 +44,12 @@ class Failed:
 
 
 def interleave(
-    starts: Sequence[Callable[[], Run]], lanes: int | None = None, *, isolate: bool = False
+    starts: Sequence[Callable[[], Run | None]], lanes: int | None = None, *, isolate: bool = False
 ) -> Generator[tuple[int, Event | Postponed | Failed]]:
     """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
 
-    ``starts`` may grow meanwhile: what is put at its end is started next. A start is called again after ``Postponed``.
+    ``starts`` may grow meanwhile: what is put at its end is started next. A start is called again after ``Postponed``;
+    one that gives None is left out. A run that whoever reads its events has closed is over, without a further event.
     ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
     ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
     """
@@ -60,13 +61,18 @@ def interleave(
     waiting = deque(range(len(starts)))
     known = len(starts)
 
-    def turn(number: int, start: Callable[[], Run] | None = None) -> Event | Postponed | Failed | None:
+    def turn(number: int, start: Callable[[], Run | None] | None = None) -> Event | Postponed | Failed | None:
         """Begin a run, or carry one forward; nothing here keeps a run that is over."""
         try:
             if start is None:
                 return next(active[number])
-            active[number] = start()
-            width.started(number, active[number].engine.device)
+            if (begun := start()) is not None:
+                active[number] = begun
+                width.started(number, begun.engine.device)
+            return None
+        except StopIteration:  # it was closed
+            del active[number]
+            width.ended(number)
             return None
         except Exception as error:
             active.pop(number, None)
@@ -93,7 +99,8 @@ def interleave(
                 continue
             turned = True
             event = turn(number)
-            assert event is not None
+            if event is None:
+                continue
             width.saw(number, event)
             if isinstance(event, Ended | Postponed | Failed):
                 active.pop(number, None)

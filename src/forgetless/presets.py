@@ -121,7 +121,7 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 }
 
 # Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), rot-mnist with 500, seq-cifar10 and seq-organamnist with 200 and 500 (benchmarks/columns.py,
+# search.json), rot-mnist with 500, seq-cifar10, seq-organamnist and seq-pacs with 200 and 500 (benchmarks/columns.py,
 # results/…/chosen-….json).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
@@ -180,6 +180,13 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+fdr": {"ft_lr": 0.1},
         "fpf+der": {"ft_lr": 0.03},
         "fpf+derpp": {"ft_lr": 0.03},
+    },
+    "seq-pacs": {
+        "derpp": {"alpha": 0.1},
+        "k-fpf+sgd": {"lr": 0.05, "ft_lr": 0.03, "every": 100, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"kd": {200: 0.1, 500: 0.2}},
+        "fpf+er": {"ft_lr": 0.03, "threshold": 0.1},
+        "fpf+derpp": {"ft_lr": 0.03, "threshold": 0.1},
     },
 }
 

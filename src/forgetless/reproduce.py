@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless import record
 from forgetless.config import Settings, resolve
-from forgetless.presets import GRIDS, SEARCHED, STREAM_DEFAULTS
+from forgetless.presets import GRIDS, STREAM_DEFAULTS, preset
 from forgetless.record import Record
 from forgetless.sweep import Planned
 from forgetless.targets import Target
@@ -143,7 +143,7 @@ def planned(stream: str, method: str, given: Mapping[str, Any], options: Options
     return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(options.seed_count))
 
 
-def way(label: str, stream: str) -> tuple[str, dict[str, Any]]:
+def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
     """The method and the settings behind a label of the tables: er, fpf+er, fpf-all+er, k-fpf-ce, k-fpf-kd, …"""
     repair, plus, method = label.rpartition("+")
     if label.startswith("k-fpf"):
@@ -151,26 +151,26 @@ def way(label: str, stream: str) -> tuple[str, dict[str, Any]]:
         if "-all" in label:
             given["groups"] = "all"
         if label.endswith("-kd"):
-            given["kd"] = distillation(stream)
+            given["kd"] = distillation(stream, buffer)
         return "sgd", given
     if plus:
         return method, {"repair": "fpf"} | ({"groups": "all"} if repair.endswith("-all") else {})
     return label, {}
 
 
-def distillation(stream: str) -> float:
+def distillation(stream: str, buffer: int | None = None) -> float:
     """λ to start from: one that was searched for, or the middle of the paper's grid."""
-    searched = SEARCHED.get(stream, {}).get("k-fpf-kd+sgd", {})
-    if "kd" in searched:
-        return float(searched["kd"])
+    found = preset(stream, "sgd", "k-fpf", buffer or 500, distils=True)
+    if "kd" in found:
+        return float(found["kd"][0])
     grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
     return grid[len(grid) // 2]
 
 
 def steps(stream: str, epochs: int | None = None) -> int:
     """Training steps of a run on a stream."""
-    preset = STREAM_DEFAULTS[stream]
-    return int((epochs or preset["epochs"]) * IMAGES[stream] // preset["batch"])
+    own = STREAM_DEFAULTS[stream]
+    return int((epochs or own["epochs"]) * IMAGES[stream] // own["batch"])
 
 
 def training_steps(settings: Settings) -> int:

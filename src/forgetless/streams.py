@@ -54,6 +54,8 @@ def seq_pathmnist(root: Path | None = None, order: Order = None) -> Stream:
         order=order,
         mean=(0.7405, 0.5330, 0.7058),
         std=(0.1237, 0.1768, 0.1244),
+        pad=4,
+        flip=True,
     )
 
 

@@ -17,7 +17,7 @@ from forgetless.catalogue import check_name, nearest
 from forgetless.presets import STREAM_DEFAULTS
 from forgetless.record import Record
 from forgetless.report import Row
-from forgetless.reproduce import Finding, Item, Line, Measured, Options, distillation, planned, steps, way
+from forgetless.reproduce import Finding, Item, Line, Measured, Options, planned, steps, way
 from forgetless.targets import Target, targets
 
 if TYPE_CHECKING:
@@ -44,11 +44,12 @@ def table(name: str, change: Callable[[Target], Mapping[str, Any]] | None, optio
         and (options.buffer is None or target.buffer in (None, options.buffer))
         and (not options.rows or target.label in options.rows)
     ]
-    if not chosen:
+    buffers = {target.buffer for target in found}
+    if not chosen or (options.buffer is not None and options.buffer not in buffers):
         raise ValueError(_nothing(name, found, options))
     lines = []
     for target in chosen:
-        method, given = way(target.label, target.stream)
+        method, given = way(target.label, target.stream, target.buffer)
         given |= {"network": target.network, "epochs": target.epochs}
         if target.buffer is not None:
             given["buffer"] = target.buffer
@@ -71,7 +72,7 @@ def _elsewhere(name: str, found: Sequence[Target], options: Options) -> list[Lin
     for label in dict.fromkeys(target.label for target in found):
         if options.rows and label not in options.rows:
             continue
-        method, given = way(label, stream)
+        method, given = way(label, stream, options.buffer)
         given |= {} if options.buffer is None else {"buffer": options.buffer}
         frozen: tuple[str, ...] = ("", "fc1", "fc2", "fc3") if name == "freeze" else ("",)
         for group in frozen:
@@ -676,7 +677,7 @@ ITEMS: Mapping[str, Item] = {
 }  # fmt: skip
 
 
-def notes(name: str, options: Options, lines: Sequence[Line]) -> list[str]:
+def notes(options: Options, lines: Sequence[Line]) -> list[str]:
     """What of a quick or partial reproduction is not the paper's."""
     said = []
     streams = ", ".join(dict.fromkeys(line.stream for line in lines))
@@ -691,6 +692,6 @@ def notes(name: str, options: Options, lines: Sequence[Line]) -> list[str]:
     if not any(line.target for line in lines):
         said.append("the paper gives no numbers for this: what it says is checked instead")
     if any("kd" in line.name for line in lines):
-        weights = ", ".join(f"{stream} {distillation(stream)}" for stream in dict.fromkeys(ln.stream for ln in lines))
+        weights = ", ".join(dict.fromkeys(f"{one.stream} {one.kd}" for one in settings if one.kd))
         said.append(f"λ of KD: {weights} (searched for, or the middle of the paper's grid)")
     return said
