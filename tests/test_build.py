@@ -1,10 +1,16 @@
+from dataclasses import dataclass
+
 import pytest
 import torch
 
 from forgetless import NonFiniteError, build, record, training
-from forgetless.checkpoint import Stop
+from forgetless.checkpoint import Schedule, Stop
 from forgetless.config import resolve
+from forgetless.methods.method import setting
+from forgetless.methods.sgd import SGD
+from forgetless.methods.si import SI
 from forgetless.training import Trained
+from helpers import small_stream
 
 QUICK = {"epochs": 1, "batch": 50, "replay": 50}
 
@@ -101,7 +107,7 @@ def test_a_run_that_fails_in_lanes_gives_its_error_and_stops_no_other():
 FINETUNINGS = [
     {"repair": "none"},
     {"groups": "all", "ft_lr": 0.05},
-    {"threshold": 1e9},  # nothing is above it
+    {"ft_lr": 1e300},  # which fails, after the training
     {"ft_lr": 0.1},
     {"ft_lr": 0.01, "steps": 7},
     {"ft_lr": 0.1, "kd": 0.5},
@@ -122,8 +128,8 @@ def test_runs_that_differ_only_in_fpf_share_a_training_and_end_as_each_does_alon
     assert began.count(True) == len({one.training for one in settings})
     assert len(began) == len(found) == len(ways)
     for one, way in zip(settings, ways, strict=True):
-        if "threshold" in way:
-            assert "nothing could be finetuned" in str(found[one.id].error)
+        if way.get("ft_lr") == 1e300:
+            assert "overflow" in str(found[one.id].error)
             continue
         alone, shared = build.run(one).to_dict(), found[one.id].to_dict()
         del alone["seconds"], shared["seconds"]
@@ -158,10 +164,11 @@ def test_a_shared_training_goes_on_from_a_checkpoint_inside_its_finetuning(tmp_p
 
 def test_a_method_of_the_users_shares_no_training():
     ways = [{"repair": "fpf", "ft_lr": 0.1}, {"repair": "fpf", "ft_lr": 0.2}, {}]
-    for part in ({"network": "own_parts:network"}, {}):
-        method = "er" if part else "own_parts:Mine"
-        made = [resolve("seq-digits", method, {**way, **part})[0] for way in ways]
-        assert [one.training for one in made] == [one.id for one in made]
+    for name in ("own_parts:network", "own_parts.network", ""):
+        for method in ("er",) if name else ("own_parts:Mine", "own_parts.Mine"):
+            part = {"network": name} if name else {}
+            made = [resolve("seq-digits", method, {**way, **part})[0] for way in ways]
+            assert [one.training for one in made] == [one.id for one in made]
 
 
 def test_where_a_state_cannot_be_taken_each_run_trains(monkeypatch):
@@ -222,3 +229,68 @@ def test_a_run_that_is_postponed_in_its_finetuning_ends_as_it_does_alone(when, m
     assert not left
     for one in settings:
         assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix
+
+
+def test_a_folder_for_records_that_is_none_is_told_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    settings = resolve("seq-digits", "sgd", QUICK)[0]
+    began = []
+    with pytest.raises(OSError, match="where nothing can be written"):
+        build.run(settings, out=tmp_path / "file", on_event=began.append)
+    with pytest.raises(OSError, match="where nothing can be written"):
+        list(build.run_lanes([settings], out=tmp_path / "file", on_start=began.append))
+    assert not began
+
+
+def test_a_damaged_record_does_not_keep_the_others_from_their_runs(tmp_path):
+    runs = [resolve("seq-digits", "sgd", {**QUICK, "seed": seed})[0] for seed in (0, 1)]
+    record.path(tmp_path, runs[0]).parent.mkdir()
+    record.path(tmp_path, runs[0]).write_text("{")
+    found = {one.id: made for one, made in build.run_lanes(runs, out=tmp_path)}
+    assert "is not a record" in str(found[runs[0].id].error)
+    assert found[runs[1].id].accuracy == build.run(runs[1]).accuracy
+
+
+def test_a_state_that_cannot_be_kept_is_warned_of_and_the_run_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(SI, "state_dict", lambda self, learner: {"seen": {1, 2}})
+    settings = resolve("seq-digits", "si", QUICK)[0]
+    with pytest.warns(UserWarning, match="no checkpoints are written: a set cannot be kept in a checkpoint"):
+        made = build.run(settings, out=tmp_path, schedule=Schedule(steps=10, seconds=None))
+    assert made.accuracy == build.run(settings).accuracy
+
+
+def test_parts_of_the_users_that_do_not_fit_are_named(monkeypatch):
+    def make(**parts):
+        monkeypatch.setattr(build.catalogue, "load", lambda kind, name: parts[kind])
+        settings = resolve(
+            "own:stream", "own:Method", {"network": "own:network", "order": 3, **parts.get("given", {})}
+        )[0]
+        if "stream" in parts:
+            return build.build_stream(settings)
+        return build.build_method(settings) if "method" in parts else build.build_network(settings, small_stream())
+
+    for stream in (small_stream(), small_stream):
+        with pytest.raises(ValueError, match="order is 3, but stream 'own:stream' takes none"):
+            make(stream=stream)
+    with pytest.raises(ValueError, match="stream 'own:stream' gives a list; it must give a Stream"):
+        make(stream=lambda order: [order])
+    with pytest.raises(ValueError, match="network 'own:network' gives a int; it must give an nn.Module"):
+        make(network=lambda classes: classes)
+    with pytest.raises(ValueError, match="network 'own:network' is a Linear; it must be a function that makes one"):
+        make(network=torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="network 'own:network' is called with classes: missing a required .*'depth'"):
+        make(network=lambda classes, depth: classes)
+
+    @dataclass
+    class Own(SGD):
+        strong: bool = setting(False, "or not")
+        times: int = setting(1, "how often")
+
+    assert make(method=Own, given={"strong": True, "times": 3}) == Own(True, 3)
+    for given, match in (
+        ({"strong": "no"}, "strong is 'no'; it must be true or false"),
+        ({"times": 1.5}, "times is 1.5; it must be a whole number"),
+        ({"times": True}, "times is True; it must be a whole number"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            make(method=Own, given=given)

@@ -94,7 +94,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "seq-digits", "derp"], "error: no method named 'derp'; did you mean 'derpp'?"),
         (["run", "seq-digits", "er", "--alhpa", "3"], "error: er has no setting 'alhpa'"),
         (["run", "seq-digits", "er", "--epohcs", "3"], "error: er has no setting 'epohcs'; did you mean 'epochs'?"),
-        (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of `run`"),
+        (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of this command"),
         (["run", "seq-digits", "er", "--epochs", "0"], "error: epochs is 0; it must be a whole number of 1 or more"),
         (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5; 10 examples are drawn at a time"),
         (["run", "seq-digits", "er", "--kd", "0.5"], "error: kd is a setting of FPF"),
@@ -122,6 +122,12 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
         (["rnu"], "error: No such command 'rnu'"),
+        (["run", "seq-digits", "er", "--fpf", "--groups", ","], "error: groups is ','; it must be auto, all, or names"),
+        (["run", "seq-digits", "sgd", "--weight-decay", "-1"], "error: weight_decay is -1.0; it must be a finite"),
+        (["run", "seq-digits", "derpp", "--alpha", "much"], "error: alpha is 'much'; it must be a number"),
+        (["run", "seq-digits", "sgd", "--network", "torch.nn:Linear"], "error: network 'torch.nn:Linear' is called"),
+        (["run", "seq-digits", "sgd", "--network", "math:pi"], "error: network 'math:pi' is a float; it must be a"),
+        (["reproduce", "table1", "--buffer", "123"], "with buffer 123; it has joint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -150,7 +156,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 130, errors
-        assert "interrupted: runs in progress left checkpoints" in errors
+        assert "interrupted; the same command goes on" in errors
         (file,) = tmp_path.rglob("runs/*/*")
         assert file.name == "checkpoint.safetensors"
         given = ["resume", str(file.parent)]

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import pytest
 from hypothesis import given
@@ -75,6 +76,33 @@ def test_precision_is_bf16_on_a_gpu_unless_given_and_fp32_leaves_older_ids_as_th
 def test_what_cannot_be_is_refused(stream, method, given, match):
     with pytest.raises(ValueError, match=match):
         resolve(stream, method, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("lr", "fast", "a number"), ("lr", True, "a number"), ("epochs", 1.5, "a whole number"),
+        ("buffer", "100", "a whole number"), ("network", 3, "a word"), ("device", 0, "a word"),
+        ("validation", "no", "true or false"), ("freeze", "fc1", "a list of groups"),
+        ("freeze", [1], "a list of groups"),
+        ("groups", "fc1", "auto, all, or a list of groups"), ("order", "1,0", "a seed, or a list of classes"),
+        ("epochs", None, "a whole number"), ("kd", "0.5", "a number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(name, value, wanted):
+    given = {"repair": "fpf", name: value}
+    for make in (lambda: resolve("seq-digits", "sgd", given), lambda: Settings.from_dict({**WHOLE, **given})):
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}; it must be {wanted}") + "$"):
+            make()
+
+
+WHOLE = {"stream": "seq-digits", "method": "sgd"}
+
+
+def test_equal_settings_have_one_id():
+    one, other = (resolve("seq-digits", "sgd", {"lr": lr, "repair": "fpf", "ft_lr": lr})[0] for lr in (1, 1.0))
+    assert one.id == other.id
+    assert isinstance(one.lr, float)
 
 
 def test_an_unknown_setting_is_answered_with_the_nearest():

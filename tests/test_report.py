@@ -58,4 +58,20 @@ def test_the_front_has_those_no_other_beats_in_both(records):
     assert [row.label for row in report.front(rows)] == ["cheap", "good"]
     joint = dataclasses.replace(records[-1], flops={"train": 1}, accuracy=99.0)
     assert [row.label for row in report.front([*rows, report.Row("joint", (joint,))])] == ["cheap", "good"]
-    assert report.best([*rows, report.Row("joint", (joint,))]) == 70.0
+    assert [row.label for row in report.best([*rows, report.Row("joint", (joint,))])] == ["good"]
+    held_out = dataclasses.replace(records[0], accuracy=98.0, settings={**records[0].settings, "validation": True})
+    validated = report.Row("good, on validation", (held_out,))
+    assert report.best([*rows, validated]) == report.best(rows)
+    assert validated not in report.front([*rows, validated])
+    assert report.best([validated]) == report.front([validated]) == [validated]
+
+
+def test_records_on_validation_say_so_and_those_of_other_code_are_not_mixed(records):
+    first = records[0]
+    held_out = dataclasses.replace(first, settings={**first.settings, "validation": True})
+    assert [row.label for row in report.rows([first, held_out])] == ["sgd", "sgd, on validation"]
+    other = dataclasses.replace(
+        first, id="0123456789ab", settings={**first.settings, "seed": 9}, accuracy_matrix=[[1.0, 2.0]]
+    )
+    with pytest.raises(ValueError, match=f"the records {first.id} and 0123456789ab have the same settings"):
+        report.rows([first, other])

@@ -99,3 +99,23 @@ def test_nothing_of_the_test_set_reaches_the_choice(tmp_path, monkeypatch):
     assert clean.chosen == spoilt.chosen
     assert clean.mean > 60
     assert spoilt.mean < 20
+
+
+def test_what_failed_is_tried_again_when_asked_for(tmp_path):
+    grid = {"lr": (0.1,)}
+    settings = resolve("seq-digits", "sgd", {**SHARED, "lr": 0.1, "validation": True})[0]
+    (tmp_path / settings.id).mkdir()
+    (tmp_path / settings.id / "error.json").write_text('{"error": "no room"}')
+    with pytest.raises(ValueError, match="the first with: no room; .* tries them again"):
+        list(search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1))
+    *_, found = search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1, retry=True)
+    assert found.chosen == {"lr": 0.1}
+
+
+def test_searches_with_other_seeds_are_kept_beside_each_other(tmp_path):
+    files = set()
+    for seeds in (1, 2):
+        *_, found = search("seq-digits", "sgd", SHARED, {"lr": (0.1,)}, tmp_path, seeds=seeds, workers=1)
+        files.add(path(tmp_path, found))
+    assert all(file.exists() for file in files)
+    assert len(files) == 2

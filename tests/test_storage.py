@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from forgetless.storage import sweep_up, write_whole
+from forgetless.storage import check_folder, sweep_up, write_whole
 
 
 def test_a_file_is_written_whole_and_replaced(tmp_path):
@@ -47,3 +47,12 @@ def test_others_may_read_what_is_written_as_the_umask_says(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_folder_that_cannot_be_written_into_is_named(tmp_path):
+    check_folder(tmp_path / "new" / "one")
+    assert (tmp_path / "new" / "one").is_dir()
+    assert not list((tmp_path / "new" / "one").iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=f"out is {tmp_path / 'file'}, where nothing can be written"):
+        check_folder(tmp_path / "file")

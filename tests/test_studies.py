@@ -155,3 +155,22 @@ def test_names_in_the_list_are_those_of_the_issue_and_have_a_summary():
         "filter-dynamics", "parameters", "k-tau", "buffer-epochs", "flops-accuracy",
     ]  # fmt: skip
     assert all(re.match(r"\w", item.summary) for item in ITEMS.values())
+
+
+@pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if not item.filters])
+def test_an_item_of_which_runs_have_failed_still_answers(name, records):
+    """With any line missing, and with one alone."""
+    lines = ITEMS[name].lines(Options(quick=True))
+    norms = {f"{stage}.bn1.weight": [1.0 / i, 1.0 / i] for i, stage in enumerate(("conv1", "block1", "block2"), 1)}
+    made = dataclasses.replace(records[0], share=0.5, tensor_changes=norms)
+    found = [
+        Measured(line, (dataclasses.replace(made, accuracy=50.0 + i, settings=line.runs[0].settings.to_dict()),))
+        for i, line in enumerate(lines)
+    ]
+    whole = ITEMS[name].findings(found)
+    assert whole
+    for missing in range(len(found)):
+        left = found[:missing] + found[missing + 1 :]
+        assert len(ITEMS[name].findings(left)) <= len(whole)
+        ITEMS[name].findings([found[missing]])
+    assert ITEMS[name].draw(found[:1]) is not None

@@ -90,6 +90,11 @@ def test_groups_are_a_value_and_a_list_of_lists_is_a_range():
         ('stream = "seq-digits"\nmethod = "er"\nlr = []', "lr is an empty list; it must have one value or more"),
         ('stream = "seq-digits"\nmethod = "er"\nruns = 3', "runs must be blocks, each headed"),
         ('stream = "seq-digits"\nmethod = "er"\nkd = 0.5', "kd is a setting of FPF"),
+        ('stream = "seq-digits"\nmethod = "er"\nfreeze = "fc1"', "freeze is 'fc1'; it must be a list of groups"),
+        (
+            'stream = "seq-digits"\nmethod = "er"\nseeds = 2\nseed = [7]',
+            r"seeds is 2 and seed is \[7\]; give one of them",
+        ),
     ],
 )
 def test_a_bad_plan_is_refused_with_the_files_name(text, match, tmp_path):
@@ -282,7 +287,7 @@ def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(
         process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"interrupted: runs in progress left checkpoints" in errors
+    assert b"interrupted; the same command goes on" in errors
     assert list(tmp_path.glob("runs/*/checkpoint.safetensors"))
     assert not list(tmp_path.glob("runs/*/error.json"))
     ended = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -11,8 +11,9 @@ from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
 from forgetless.methods.sgd import SGD
-from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, train, with_seed
+from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
 from helpers import small_stream
+from test_engine import image_stream
 
 STREAM = small_stream(per_class=30)
 
@@ -101,7 +102,7 @@ def test_k_fpf_finetunes_every_tau_steps_once_a_shift_was_seen_and_at_the_end():
     # the first epoch of task 2 ends after step 30: from then on S_g is known
     assert [e.step for e in events if isinstance(e, Repaired)] == [45, 60, 60]
     assert len({e.groups for e in events if isinstance(e, Repaired)}) == 1
-    assert result.profile.comparisons == 4  # two epochs of each of tasks 2 and 3
+    assert result.profile.comparisons == 2  # tasks 2 and 3, each with the one before
 
 
 def test_with_given_groups_k_fpf_finetunes_from_the_start():
@@ -228,11 +229,60 @@ def test_kd_composes_where_logits_are_stored_and_is_refused_at_once_where_not(na
         ),
         ({"method": ICaRL(), "stream": small_stream(scenario="domain")}, "ICaRL is for class-incremental streams only"),
         ({"freeze": ["fc9"]}, "no group named 'fc9'"),
+        ({"freeze": "fc1"}, "freeze is 'fc1'; it must be a list of groups"),
+        ({"freeze": ["fc1", "fc2"]}, "freeze is fc1, fc2; nothing would be left to train"),
+        (
+            {"freeze": ["fc2"], "finetune": Finetune(groups=("fc2",), batch=12)},
+            "groups is fc2, freeze is fc2; nothing would be left to finetune",
+        ),
+        ({"lr": "0.1"}, "lr is '0.1'; it must be a finite number above 0"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0; it must be a finite number of 0 or more"),
+        ({"buffer": -3}, "buffer is -3; it must be a whole number of 1 or more"),
+        ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
+        ({"finetune": Finetune(threshold="a", batch=12)}, "threshold is 'a'; it must be a finite number"),
     ],
 )
 def test_bad_settings_are_refused_before_training(settings, match):
     with pytest.raises(ValueError, match=match):
         run(**settings)
+
+
+def test_where_no_group_is_above_the_threshold_the_run_ends_without_a_finetuning():
+    with pytest.warns(UserWarning, match=r"nothing was finetuned at the end: no S_g is above the threshold 50"):
+        _, result = run(finetune=Finetune(threshold=50.0, batch=12))
+    assert result.finetunings == ()
+    assert result.accuracy_matrix == run()[1].accuracy_matrix
+    assert result.profile.chosen == ()
+
+
+def test_groups_that_are_frozen_by_then_are_not_said_to_be_finetuned():
+    _, result = run(freeze=["fc1"], finetune=Finetune(steps=5, groups="all", batch=12))
+    assert result.finetunings[0].groups == result.profile.chosen == ("fc2",)
+
+
+def test_frozen_statistics_are_not_moved_by_a_finetuning_and_statistics_alone_can_be():
+    stream = image_stream()
+    for freeze, groups in ((["bn.stats"], "all"), ([], ("bn.stats",))):
+        model = with_seed(lambda: networks.resnet18(4, width=4), 0)
+        events = train(
+            stream, SGD(), model, epochs=1, batch=8, lr=0.05, buffer=24, freeze=freeze,
+            finetune=Finetune(steps=3, groups=groups, batch=8),
+        )  # fmt: skip
+        for event in events:
+            if isinstance(event, Trained):
+                before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+        statistics = {name for name in before if "running" in name or "num_batches" in name}
+        assert moved == (before.keys() - statistics if freeze else statistics)
+
+
+def test_a_step_without_a_column_that_is_needed_is_named():
+    class Mute(SGD):
+        def step(self, learner, batch):
+            return super().step(learner, batch)[0], {}
+
+    with pytest.raises(ValueError, match="the step of Mute gives no column logits, which its columns or a finetuning"):
+        run(Mute(), finetune=Finetune(distill=0.5, batch=12))
 
 
 def test_a_loss_that_is_not_finite_names_the_epoch():

@@ -11,8 +11,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy
 import torch
@@ -29,6 +30,7 @@ from forgetless.finetuning import Finetune
 from forgetless.lanes import Failed, Postponed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
+from forgetless.storage import check_folder
 from forgetless.stream import Stream
 from forgetless.training import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
 
@@ -38,7 +40,11 @@ PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can
 
 def build_stream(settings: Settings) -> Stream:
     make = catalogue.load("stream", settings.stream)
-    stream: Stream = make if isinstance(make, Stream) else make(**_accepted(make, {"order": settings.order}))
+    if settings.order is not None and not _takes(make, "order"):
+        raise ValueError(f"order is {settings.order}, but stream {settings.stream!r} takes none")
+    stream = make if isinstance(make, Stream) else _made("stream", settings.stream, make, {"order": settings.order})
+    if not isinstance(stream, Stream):
+        raise ValueError(f"stream {settings.stream!r} gives a {type(stream).__name__}; it must give a Stream")
     return stream.validation() if settings.validation else stream
 
 
@@ -52,13 +58,35 @@ def build_method(settings: Settings) -> Method:
             own = f"its own settings: {', '.join(known)}" if known else "it has no settings of its own"
             hint = nearest(name, [*known, *(f.name for f in fields(Settings))])
             raise ValueError(f"{settings.method} has no setting {name!r}{hint} ({own})")
+    _check_options(kind, settings.options)
     return kind(**settings.options)
+
+
+def _check_options(kind: type, options: Mapping[str, Any]) -> None:
+    """An error if a value is not of the type that the method's own settings say, as far as it is a plain one."""
+    try:
+        hints = get_type_hints(kind)
+    except Exception:  # a user's own annotations may name anything
+        return
+    wanted: dict[object, tuple[type, str]] = {
+        bool: (bool, "true or false"), int: (Integral, "a whole number"), float: (Real, "a number"),
+        str: (str, "a word"),
+    }  # fmt: skip
+    for name, value in options.items():
+        if hints.get(name) not in wanted:
+            continue
+        type_, said = wanted[hints[name]]
+        if not isinstance(value, type_) or (isinstance(value, bool) and type_ is not bool):
+            raise ValueError(f"{name} is {value!r}; it must be {said}")
 
 
 def build_network(settings: Settings, stream: Stream) -> nn.Module:
     make = catalogue.load("network", settings.network)
     sizes = {"classes": stream.classes, "inputs": math.prod(stream.shape), "channels": stream.shape[0]}
-    return with_seed(lambda: make(**_accepted(make, sizes)), settings.seed)
+    network = with_seed(lambda: _made("network", settings.network, make, sizes), settings.seed)
+    if not isinstance(network, nn.Module):
+        raise ValueError(f"network {settings.network!r} gives a {type(network).__name__}; it must give an nn.Module")
+    return network
 
 
 def build_finetune(settings: Settings) -> Finetune | None:
@@ -136,6 +164,7 @@ class Kept:
             return False
         try:
             state = self.run.state_dict()
+            checkpoint.check_kept(state or {})
         except TypeError as error:  # a method of the user's
             warnings.warn(f"no checkpoints are written: {error}", stacklevel=2)
             self._writer = None
@@ -174,6 +203,8 @@ def run(
     """
     if out is not None and record.path(out, settings).exists():
         return record.read(record.path(out, settings))
+    if out is not None:
+        check_folder(out)
     stop = stop or Stop()
     stream = build_stream(settings) if stream is None else stream
     kept = Kept(settings, stream, out, schedule, sources=sources or {}, eager=eager)
@@ -210,6 +241,8 @@ def run_lanes(
     its end, as it would alone.
     ``sources`` are by the runs' ids; ``schedule`` and ``stop`` as for ``run``.
     """
+    if out is not None:
+        check_folder(out)
     pack = _Pack(out, sources or {}, {} if streams is None else streams, on_start, schedule, stop or Stop())
     trainings: dict[str, list[Settings]] = {}
     for settings in {one.id: one for one in runs}.values():
@@ -415,10 +448,20 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
     )
 
 
-def _accepted(call: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that ``call`` has a parameter for, and that are given."""
-    parameters = inspect.signature(call).parameters
-    return {name: value for name, value in values.items() if name in parameters and value is not None}
+def _made(kind: str, name: str, make: Any, offered: Mapping[str, Any]) -> Any:
+    """What ``make`` gives, called with those of ``offered`` that it takes; an error where it asks for more."""
+    if not callable(make) or isinstance(make, nn.Module):
+        raise ValueError(f"{kind} {name!r} is a {type(make).__name__}; it must be a function that makes one")
+    given = {name: value for name, value in offered.items() if _takes(make, name) and value is not None}
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        raise ValueError(f"{kind} {name!r} is called with {', '.join(given) or 'nothing'}: {error}") from None
+    return make(**given)
+
+
+def _takes(make: Any, name: str) -> bool:
+    return callable(make) and name in inspect.signature(make).parameters
 
 
 def _rounded(matrix: tuple[tuple[float, ...], ...]) -> list[list[float]]:

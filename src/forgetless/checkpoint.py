@@ -73,6 +73,11 @@ class Schedule:
                 raise ValueError(f"checkpoints every {value} {name}; it must be above 0, or None for never")
 
 
+def check_kept(state: Mapping[str, Any]) -> None:
+    """A ``TypeError`` if a state holds anything but plain data and tensors."""
+    _take_out(state, {})
+
+
 def save(state: Mapping[str, Any], about: Mapping[str, Any], file: Path) -> None:
     """Write a state, and what it belongs to, in place of the one before."""
     found: dict[str, Tensor] = {}

@@ -45,6 +45,7 @@ CheckpointSeconds = Annotated[
 CheckpointSteps = Annotated[int, typer.Option(help="Likewise, in steps; 0: none by steps.")]
 Workers = Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")]
+Retry = Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier call.")]
 
 
 @app.command("list")
@@ -200,7 +201,7 @@ def sweep(
     lanes: Lanes = None,
     checkpoint_seconds: CheckpointSeconds = 60.0,
     checkpoint_steps: CheckpointSteps = 0,
-    retry: Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier sweep.")] = False,
+    retry: Retry = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
 ) -> None:
     """Every run of a plan, unless it has a record already. One that fails is written down and stops no other."""
@@ -208,8 +209,11 @@ def sweep(
 
     runs = sweeping.read_plan(file)
     if dry_run:
+        from forgetless.build import build_method
+
         here = sum(record.path(out, one.settings).exists() for one in runs)
         for one in runs:
+            build_method(one.settings)  # an error if it has no such settings
             screen.print(f"{one.settings.id}  {one.settings.stream}  {one.settings.label}, seed {one.settings.seed}")
         screen.print(f"{len(runs)} runs, {here} of them done")
         return
@@ -240,6 +244,9 @@ def search(
     on: On = "here",
     workers: Workers = None,
     lanes: Lanes = None,
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    checkpoint_steps: CheckpointSteps = 0,
+    retry: Retry = False,
 ) -> None:
     """Every point of a grid on validation, then the best on all data over seeds. Settings: as options, --buffer 200."""
     from forgetless import search as searching
@@ -254,7 +261,7 @@ def search(
     with _Progress(total) as progress:
         for note in searching.search(
             stream, method, given, space, out, seeds=seeds, search_seeds=search_seeds, halving=halving,
-            on=on, workers=workers, lanes=lanes,
+            on=on, workers=workers, lanes=lanes, retry=retry, every=_every(checkpoint_steps, checkpoint_seconds),
         ):  # fmt: skip
             if not isinstance(note, searching.Found):
                 progress.show(note)
@@ -291,6 +298,9 @@ def reproduce(
     on: On = "here",
     workers: Workers = None,
     lanes: Lanes = None,
+    checkpoint_seconds: CheckpointSeconds = 60.0,
+    checkpoint_steps: CheckpointSteps = 0,
+    retry: Retry = False,
 ) -> None:
     """A table or figure of the paper: the paper's number, ours, the difference in standard errors; and the figure."""
     from forgetless import figures as drawing
@@ -325,11 +335,12 @@ def reproduce(
                 filters.measure(one, out)
                 progress.show(sweeping.Done(one.settings, again=False))
         else:
-            for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes):
+            every = _every(checkpoint_steps, checkpoint_seconds)
+            for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, every=every):
                 progress.show(note)
     found = reproducing.measure(lines, out)
     if not found:
-        raise ValueError(f"all runs failed; the errors are in {out}/<id>/error.json")
+        raise ValueError(f"all runs failed; the errors are in {out}/<id>/error.json, and --retry tries them again")
     for name in dict.fromkeys(measured.line.stream for measured in found):
         screen.print(name)
         _print_comparison([measured for measured in found if measured.line.stream == name])
@@ -501,9 +512,7 @@ def main() -> None:
         notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     if code == INTERRUPTED:
-        notes.print(
-            "interrupted: runs in progress left checkpoints, unless they had just begun; the same command goes on"
-        )
+        notes.print("interrupted; the same command goes on from the records and checkpoints there are", soft_wrap=True)
     sys.exit(code)
 
 
@@ -672,7 +681,7 @@ def _say_settings(settings: Settings, sources: dict[str, str]) -> None:
 
 
 def _own(arguments: list[str]) -> dict[str, Any]:
-    """A method's own settings from what is left of the command line: --name value or --name=value."""
+    """Settings, a method's own among them, from what is left of the command line: --name value or --name=value."""
     found: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
@@ -682,13 +691,16 @@ def _own(arguments: list[str]) -> dict[str, Any]:
         name, equals, value = word[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise ValueError(f"--{name} is no option of `run`, and as a setting of the method it needs a value")
+                raise ValueError(f"--{name} is no option of this command, and as a setting it needs a value")
             value = rest.pop(0)
-        found[name.replace("-", "_")] = _value(name, value)
+        name = name.replace("-", "_")
+        found[name] = {"groups": _names, "freeze": _list, "order": _order}.get(name, _value)(value)
     return found
 
 
-def _value(name: str, text: str) -> Any:
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         try:
             return kind(text)
@@ -702,7 +714,10 @@ def _list(text: str | None) -> tuple[str, ...] | None:
 
 
 def _names(text: str | None) -> str | tuple[str, ...] | None:
-    return text if text in (None, "auto", "all") else _list(text)
+    found = text if text in (None, "auto", "all") else _list(text)
+    if found == ():
+        raise ValueError(f"groups is {text!r}; it must be auto, all, or names with commas between them")
+    return found
 
 
 def _order(text: str | None) -> int | tuple[int, ...] | None:

@@ -39,21 +39,20 @@ def share_out(
     pack = ray.remote(max_retries=RETRIES)(_pack)
     environment = {name: os.environ[name] for name in ("FORGETLESS_DATA",) if name in os.environ}
     place = out if "://" in out else str(record.folder(out).absolute())
-    waiting = deque(enumerate(jobs))
+    waiting = {kind: deque(n for n, job in enumerate(jobs) if job.gpu == (kind == "GPU")) for kind in ("GPU", "CPU")}
     running: dict[Any, int] = {}
     try:
-        while waiting or running:
+        while any(waiting.values()) or running:
             resources = ray.cluster_resources()
-            while waiting:
-                number, job = waiting[0]
-                kind, need = ("GPU", {"num_gpus": 1}) if job.gpu else ("CPU", {"num_cpus": 1})
-                busy = sum(jobs[other].gpu == job.gpu for other in running.values())
-                if busy >= resources.get(kind, 0):
-                    break
-                waiting.popleft()
-                yield number, None
-                running[pack.options(**need).remote(job.runs, place, lanes, every, environment)] = number
+            for kind, numbers in waiting.items():
+                busy = sum(jobs[number].gpu == (kind == "GPU") for number in running.values())
+                while numbers and busy < resources.get(kind, 0):
+                    number, busy = numbers.popleft(), busy + 1
+                    yield number, None
+                    task = pack.options(**{f"num_{kind.lower()}s": 1})
+                    running[task.remote(jobs[number].runs, place, lanes, every, environment)] = number
             if not running:
+                kind = next(kind for kind, numbers in waiting.items() if numbers)
                 raise ValueError(f"the Ray cluster has no {kind}, which the runs need; it has {resources}")
             (ended,), _ = ray.wait(list(running), num_returns=1)
             number = running.pop(ended)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
-from forgetless.catalogue import PRECISIONS, check_name, nearest
+from forgetless.catalogue import METHODS, NETWORKS, PRECISIONS, check_name, nearest
 from forgetless.presets import preset
 
 REPAIRS = ("none", "fpf", "k-fpf")
@@ -54,7 +55,7 @@ class Settings:
 
         Not with a method or network of the user's, which may keep more than a state holds.
         """
-        if self.repair == "k-fpf" or ":" in self.method or ":" in self.network:
+        if self.repair == "k-fpf" or self.method not in METHODS or self.network not in NETWORKS:
             return self.id
         alike = replace(self, repair="fpf", every=None, steps=None, ft_lr=None, groups=None, threshold=None)
         return replace(alike, kd=float(self.kd > 0)).id
@@ -82,8 +83,50 @@ class Settings:
         for name in values:
             if name not in known:
                 raise ValueError(f"no setting named {name!r}{nearest(name, known)}")
-        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return Settings(**plain)
+        return Settings(**{name: _typed(name, value) for name, value in values.items()})
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _are(value: Any, kind: type) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+# Of each setting: what a value must be, how it is kept, and the same in words.
+_WHOLE = (_is_whole, int, "a whole number")
+_NUMBER = (_is_number, float, "a number")
+_WORD = (lambda value: isinstance(value, str), str, "a word")
+_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
+    **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "seed"), _WHOLE),
+    **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), _NUMBER),
+    **dict.fromkeys(("stream", "method", "network", "repair", "device", "precision"), _WORD),
+    "validation": (lambda value: isinstance(value, bool), bool, "true or false"),
+    "options": (lambda value: isinstance(value, Mapping), dict, "the method's own settings by name"),
+    "order": (lambda value: _is_whole(value) or _are(value, int), _plain, "a seed, or a list of classes"),
+    "groups": (lambda value: value in ("auto", "all") or _are(value, str), _plain, "auto, all, or a list of groups"),
+    "freeze": (lambda value: _are(value, str), _plain, "a list of groups"),
+}
+_OPEN = ("every", "steps", "ft_lr", "groups", "threshold", "order")  # may be None
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A setting's value in its type, so that equal settings have one id; an error if it is of another."""
+    if value is None and name in _OPEN:
+        return None
+    fits, keep, wanted = _KINDS[name]
+    if not fits(value):
+        raise ValueError(f"{name} is {value!r}; it must be {wanted}")
+    return keep(value)
 
 
 def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
@@ -93,13 +136,14 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     """
     check_name("stream", stream)
     check_name("method", method)
+    own = {f.name for f in fields(Settings)} - {"options"}
+    given = {name: _typed(name, value) if name in own else value for name, value in given.items()}
     repair = given.get("repair", "none")
     if repair not in REPAIRS:
         raise ValueError(f"repair is {repair!r}; it must be one of {', '.join(REPAIRS)}")
     if "network" in given:
         check_name("network", given["network"])
     buffer = given.get("buffer", preset(stream, method, repair, 500).get("buffer", (500, ""))[0])
-    own = {f.name for f in fields(Settings)} - {"options"}
     values: dict[str, Any] = {}
     options: dict[str, Any] = {}
     sources: dict[str, str] = {}

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forgetless import checkpoint
 from forgetless.buffer import Buffer
 from forgetless.engine import Engine
 from forgetless.evaluation import evaluate
@@ -57,6 +59,7 @@ def check(make: Callable[[], Method]) -> None:
     if method.memory not in ("none", "reservoir", "balanced", "own"):
         raise ContractError(f"memory is {method.memory!r}; it must be none, reservoir, balanced or own")
     stream = _small_stream(method.scenarios[0])
+    _check_steps(make(), stream)
     weights = _weights(make(), stream)
     if any(not tensor.isfinite().all() for tensor in weights):
         raise ContractError("1: the weights are not finite after a run with lr 0.05")
@@ -64,7 +67,6 @@ def check(make: Callable[[], Method]) -> None:
     if not all(torch.equal(one, other) for one, other in zip(weights, again, strict=True)):
         raise ContractError("3: two runs with the same seed end with different weights")
     _check_shared(make, stream, weights)
-    _check_steps(make(), stream)
     for finetune in (Finetune(steps=2, groups="all", batch=4), Finetune.k_fpf(5, steps=2, groups="all", batch=4)):
         if any(not tensor.isfinite().all() for tensor in _weights(make(), stream, finetune)):
             raise ContractError(f"7: the weights are not finite after finetuning, every={finetune.every}")
@@ -116,8 +118,8 @@ def _check_steps(method: Method, stream: Stream) -> None:
                 )
             if loss.ndim or not bool(loss.isfinite()):
                 raise ContractError(f"1: the loss of a step is {loss}; it must be one finite number")
-            if method.memory == "reservoir" and set(method.columns) - set(columns):
-                raise ContractError(f"2: the step does not return the declared columns {', '.join(method.columns)}")
+            if method.memory in ("reservoir", "balanced") and (missing := set(method.columns) - set(columns)):
+                raise ContractError(f"2: the step does not return the declared {', '.join(sorted(missing))}")
             extra = set(columns) - set(method.columns) - {"logits"}
             if extra:
                 raise ContractError(f"2: the step returns {', '.join(sorted(extra))}, which is not declared in columns")
@@ -130,6 +132,10 @@ def _check_steps(method: Method, stream: Stream) -> None:
     before = [tensor.clone() for tensor in learner.network.state_dict().values()]
     modes = [module.training for module in learner.network.modules()]
     held = {name: buffer[name].clone() for name in buffer.columns}
+    try:
+        checkpoint.check_kept(method.state_dict(learner))
+    except TypeError as error:
+        warnings.warn(f"it would be trained without checkpoints: {error}", stacklevel=3)
     first = evaluate(learner, method, stream)
     second = evaluate(learner, method, stream)
     same = all(torch.equal(a, b) for a, b in zip(before, learner.network.state_dict().values(), strict=True))

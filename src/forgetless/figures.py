@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetless.record import Record
-from forgetless.report import Row, front, rows
+from forgetless.report import Row, best, front, rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,8 +36,8 @@ def of_records(records: Sequence[Record], folder: Path, formats: Sequence[str] =
             row = next((row for row in profiled if row.label.split(",")[0] == "sgd"), profiled[0])
             pictures["profile"] = profile(row.sensitivity, row.label)
             pictures["dynamics"] = dynamics(row.records[0], row.label)
-        best = max(found, key=lambda row: row.accuracy)
-        pictures["matrix"] = matrix(best.matrix, best.label)
+        (first, *_) = best(found)
+        pictures["matrix"] = matrix(first.matrix, first.label)
         for name, picture in pictures.items():
             made += save(picture, folder, prefix + name, formats)
     return made
@@ -74,8 +74,8 @@ def anytime(found: Sequence[Row]) -> Figure:
 def cost(found: Sequence[Row]) -> Figure:
     """Accuracy by FLOPs, and the line of those that no other beats in both."""
     picture, axes = _open()
-    best = front(found)
-    axes.plot([row.tflops for row in best], [row.accuracy for row in best], "--", color="0.6", linewidth=1)
+    joined = front(found)
+    axes.plot([row.tflops for row in joined], [row.accuracy for row in joined], "--", color="0.6", linewidth=1)
     for row in found:
         axes.errorbar(row.tflops, row.accuracy, row.spread or None, fmt="o", label=row.label)
     axes.set_xscale("log")

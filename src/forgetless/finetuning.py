@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.buffer import Buffer, check_whole
+from forgetless.buffer import Buffer, check_number, check_whole
 from forgetless.engine import Engine
 from forgetless.grouping import float_tensors, is_norm, unwrap, without_reducer
 from forgetless.processes import Processes
@@ -376,10 +376,8 @@ def unpack(rows: Mapping[str, Tensor]) -> Any:
 def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocast: torch.dtype | None) -> None:
     check_whole("steps", steps)
     check_whole("batch", batch)
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"lr is {lr!r}; it must be a finite number above 0")
-    if not (math.isfinite(distill) and distill >= 0):
-        raise ValueError(f"distill is {distill!r}; it must be a finite number of 0 or more")
+    check_number("lr", lr, above=0)
+    check_number("distill", distill, least=0)
     if autocast == torch.float16:
         raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
 
@@ -450,17 +448,30 @@ def _restore(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Non
 
 
 def unfrozen(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
-    """``names`` less the parameters that are frozen; an error if nothing is left."""
+    """``names`` less what is frozen; an error if nothing is left."""
     if not names:
         raise ValueError("names is empty: name the tensors to finetune")
     check_names(network, names)
-    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
-    left = tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
+    left = movable(network, names)
     if not left:
         raise ValueError(
-            f"nothing to finetune: of the {len(names)} tensors named, all are frozen (requires_grad=False)"
+            f"nothing to finetune: of the {len(names)} tensors named, all are frozen (requires_grad=False, or "
+            "statistics of layers in evaluation mode)"
         )
     return left
+
+
+def movable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
+    """Those of ``names`` that are not frozen.
+
+    Frozen are parameters with requires_grad=False, and where the network is in training mode, the statistics of layers
+    that are in evaluation mode.
+    """
+    frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
+    for path, module in network.named_modules():
+        if network.training and not module.training:
+            frozen |= _statistics(path, module)
+    return tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
 
 
 def check_names(network: nn.Module, names: Collection[str]) -> None:

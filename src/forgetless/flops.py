@@ -44,7 +44,13 @@ def training_flops(model: nn.Module, x: Tensor) -> int:
     Within ``only(model, names)`` that is the cost of one step of finetuning. Nothing is computed.
     """
     network, x = _on_meta(model, x)
-    return count(lambda: network(x).sum().backward())
+
+    def step() -> None:
+        loss = network(x).sum()
+        if loss.requires_grad:  # else statistics alone are finetuned
+            loss.backward()
+
+    return count(step)
 
 
 def nominal_flops(model: nn.Module, x: Tensor) -> int:

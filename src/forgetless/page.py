@@ -44,7 +44,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     buffers = ", ".join(dict.fromkeys(str(record.settings["buffer"]) for record in records))
     seeds = len({record.settings["seed"] for record in records})
     validated = any(record.settings.get("validation") for record in records)
-    held_out = " Rows with validation True were tested on held-out training images." if validated else ""
+    held_out = " Rows on validation were tested on held-out training images." if validated else ""
     said = f"{stream}, network {networks}, buffer {buffers}, {seeds} seed{'s' if seeds > 1 else ''}"
     parts = [
         f"<p>{escape(said)}. "
@@ -88,12 +88,12 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     return parts
 
 
-def _table(found: Sequence[Row], top: float, colours: Mapping[str, str], anchor: str) -> str:
+def _table(found: Sequence[Row], top: Sequence[Row], colours: Mapping[str, str], anchor: str) -> str:
     head = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
     lines = []
     for number, row in enumerate(found):
         values = [escape(value) for value in cells(row)]
-        values[1] = f"<b>{values[1]}</b>" if row.accuracy == top and row.competes else values[1]
+        values[1] = f"<b>{values[1]}</b>" if row in top else values[1]
         values = [f'<a href="#{anchor}-{number}">{value}</a>' for value in values]
         values[0] = f'<i style="background:{colours.get(row.label, GREY)}"></i>{values[0]}'
         keys = (row.label, row.accuracy, row.forgetting, row.tflops, row.seconds, row.share)

@@ -22,11 +22,6 @@ class Row:
     records: tuple[Record, ...]
 
     @property
-    def competes(self) -> bool:
-        """Whether it learns task after task; ``joint``, the upper bound, does not."""
-        return bool(self.records[0].settings["method"] != "joint")
-
-    @property
     def accuracy(self) -> float:
         return mean(record.accuracy for record in self.records)
 
@@ -76,19 +71,36 @@ class Row:
 def rows(records: Sequence[Record]) -> list[Row]:
     """One row for each way of training (all settings but the seed), in the order in which they first appear.
 
-    Where several ways have one label, the settings in which they differ are named: er, buffer 200.
+    Where several ways have one label, the settings in which they differ are named: er, buffer 200. Those that were
+    tested on held-out training images say so.
     """
     ways: dict[str, list[Record]] = {}
     for record in records:
         ways.setdefault(json.dumps(_without_seed(record), sort_keys=True), []).append(record)
     found = []
     for members in ways.values():
+        _check_alike(members)
         label = members[0].label
         namesakes = [_without_seed(others[0]) for others in ways.values() if others[0].label == label]
         own = _without_seed(members[0])
-        differing = [n for n in own if any(other.get(n) != own[n] for other in namesakes)]
-        found.append(Row(", ".join([label, *(f"{name} {own[name]}" for name in differing)]), tuple(members)))
+        differing = [n for n in own if n != "validation" and any(other.get(n) != own[n] for other in namesakes)]
+        held_out = ["on validation"] if own["validation"] else []
+        said = [label, *(f"{name} {own[name]}" for name in differing), *held_out]
+        found.append(Row(", ".join(said), tuple(members)))
     return found
+
+
+def _check_alike(members: Sequence[Record]) -> None:
+    """An error if records of the same settings have other tasks or groups: they are of different code or data."""
+    first = members[0]
+    for other in members[1:]:
+        if len(other.accuracy_matrix[-1]) != len(first.accuracy_matrix[-1]) or other.sensitivity.keys() != (
+            first.sensitivity.keys()
+        ):
+            raise ValueError(
+                f"the records {first.id} and {other.id} have the same settings but for the seed, and other tasks or "
+                "groups of parameters: one is of code that was changed since; remove it"
+            )
 
 
 def _without_seed(record: Record) -> dict[str, Any]:
@@ -123,7 +135,7 @@ def latex(records: Sequence[Record]) -> str:
         lines += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{_tex(stream)}}} \\"]
         for row in found:
             number = f"{row.accuracy:.2f}"
-            number = rf"\mathbf{{{number}}}" if row.accuracy == top and row.competes else number
+            number = rf"\mathbf{{{number}}}" if row in top else number
             spread = rf" \pm {row.spread:.2f}" if len(row.records) > 1 else ""
             forgot = "--" if row.forgetting is None else f"{row.forgetting:.2f}"
             share = f"{row.share:.2%}".replace("%", r"\%") if row.share else "--"
@@ -139,15 +151,23 @@ def _mean(matrices: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     return [[mean(values) for values in zip(*members, strict=True)] for members in zip(*matrices, strict=True)]
 
 
-def best(found: Sequence[Row]) -> float:
-    """The highest accuracy of those that compete."""
-    return max(row.accuracy for row in [row for row in found if row.competes] or found)
+def competing(found: Sequence[Row]) -> list[Row]:
+    """Those that learn task after task, which ``joint``, the upper bound, does not, and by their tests, if any are."""
+    own = [row for row in found if row.records[0].settings["method"] != "joint"]
+    return [row for row in own if not row.records[0].settings["validation"]] or own
+
+
+def best(found: Sequence[Row]) -> list[Row]:
+    """Of those that compete, the ones with the highest accuracy."""
+    own = competing(found) or list(found)
+    top = max(row.accuracy for row in own)
+    return [row for row in own if row.accuracy == top]
 
 
 def front(found: Sequence[Row]) -> list[Row]:
     """Of those that compete, the ones to which no other is both more accurate and cheaper; the cheapest first."""
     kept: list[Row] = []
-    for row in sorted((row for row in found if row.competes), key=lambda row: (row.tflops, -row.accuracy)):
+    for row in sorted(competing(found), key=lambda row: (row.tflops, -row.accuracy)):
         if not kept or row.accuracy > kept[-1].accuracy:
             kept.append(row)
     return kept

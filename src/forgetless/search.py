@@ -19,7 +19,7 @@ from typing import Any
 from forgetless import record
 from forgetless.config import resolve
 from forgetless.presets import GRIDS
-from forgetless.sweep import Done, Failed, Planned, Started, read_toml, sweep
+from forgetless.sweep import EVERY, Done, Every, Failed, Planned, Started, read_toml, sweep
 
 Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -38,6 +38,7 @@ class Found:
     accuracies: list[float]  # of the chosen point on the test set, one a seed
     ids: list[str]  # of those runs
     saved: int  # runs that halving left out
+    effort: list[int]  # seeds of each point, seeds of the chosen one, whether by halving
 
     @property
     def mean(self) -> float:
@@ -103,12 +104,15 @@ def search(
     on: str = "here",
     workers: int | None = None,
     lanes: int | None = None,
+    retry: bool = False,
+    every: Every = EVERY,
 ) -> Iterator[Started | Done | Failed | Found]:
     """Search and retrain; gives what becomes of each run, and at the end what was found, also in ``out/search-….json``.
 
     given         settings all points share
     seeds         of the runs on all training images
     search_seeds  of each point on validation; with ``halving`` a further seed is given to the better half only
+    The others as for ``sweep``.
     """
     for name, value in (("seeds", seeds), ("search_seeds", search_seeds)):
         if value < 1:
@@ -120,12 +124,13 @@ def search(
     def planned(point: Point, seed: int, *, validation: bool) -> Planned:
         return Planned(*resolve(stream, method, {**shared, **point, "seed": seed, "validation": validation}))
 
+    how: dict[str, Any] = {"on": on, "workers": workers, "lanes": lanes, "retry": retry, "every": every}
     alive = list(scores)
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
         alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
         runs = {number: planned(points[number], seed, validation=True) for number in alive}
         errors = []
-        for note in sweep(list(runs.values()), out, on=on, workers=workers, lanes=lanes):
+        for note in sweep(list(runs.values()), out, **how):
             errors += [note.error] if isinstance(note, Failed) else []
             yield note
         for number, one in runs.items():
@@ -135,11 +140,11 @@ def search(
         if not alive:
             raise ValueError(
                 f"every point of the grid failed, the first with: {errors[0]}; all errors are in error.json beside "
-                "where records would be"
+                "where records would be, and retry (--retry) tries them again"
             )
     best = max(alive, key=lambda number: score(scores[number]))
     finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
-    yield from sweep(finals, out, on=on, workers=workers, lanes=lanes)
+    yield from sweep(finals, out, **how)
     made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
     if not made:
         raise ValueError("the chosen point failed on all training images; the errors are in error.json")
@@ -148,14 +153,15 @@ def search(
         [(points[number], scores[number]) for number in scores], points[best],
         [one.accuracy for one in made], [one.id for one in made],
         len(points) * search_seeds - sum(rungs(len(points), search_seeds, halving=halving)),
+        [search_seeds, seeds, int(halving)],
     )  # fmt: skip
     record.write_json(found.to_dict(), path(out, found))
     yield found
 
 
 def path(out: Path, found: Found) -> Path:
-    """Where a search leaves what it found: by stream, method, what was given and the grid."""
-    text = json.dumps([found.stream, found.method, found.given, found.grid], sort_keys=True, default=list)
+    """Where a search leaves what it found: by stream, method, what was given, the grid and the seeds."""
+    text = json.dumps([found.stream, found.method, found.given, found.grid, found.effort], sort_keys=True, default=list)
     return out / f"search-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 

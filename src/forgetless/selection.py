@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 from torch import nn
 
 from forgetless import dynamics
+from forgetless.buffer import check_number
 from forgetless.finetuning import check_names
 from forgetless.grouping import Groups, counts, float_tensors, is_norm
 from forgetless.grouping import groups as derive
@@ -45,8 +45,7 @@ class Selection:
         self._statistics = [group for group, names in self._live.items() if not parameters.keys() & set(names)]
         if len(self._live) == len(self._statistics):
             raise ValueError(f"every parameter of {type(network).__name__} is frozen (requires_grad=False)")
-        if not math.isfinite(threshold):
-            raise ValueError(f"threshold is {threshold}; it must be a finite number")
+        check_number("threshold", threshold)
         self.fixed = groups != "auto"
         self.chosen = self._listed(groups) if self.fixed else None
 
@@ -104,6 +103,7 @@ def _partition(network: nn.Module, grouping: Mapping[str, Collection[str]]) -> G
     """A user's groups, checked: every tensor exists and is in one group only. What is in none stays as it is."""
     known = float_tensors(network)
     owner: dict[str, str] = {}
+    grouping = {group: names if isinstance(names, str) else tuple(names) for group, names in grouping.items()}
     for group, names in grouping.items():
         if not names or isinstance(names, str):
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -35,6 +36,20 @@ def write_whole(data: bytes, file: Path) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_folder(folder: Any) -> None:
+    """Make it if it is not there; an error if nothing can be written into it. Not in an object store, no ``Path``."""
+    if not isinstance(folder, Path):
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(
+            error.errno, f"out is {folder}, where nothing can be written: {error.strerror or error}"
+        ) from None
 
 
 def sweep_up(folder: Path) -> None:

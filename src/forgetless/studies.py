@@ -475,8 +475,8 @@ def parameters_findings(found: Sequence[Measured]) -> list[Finding]:
             share = own[best].records[0].share
             claim = f"{stream}, {kind}: the best is to finetune a part of the parameters, not all"
             findings.append(Finding(claim, best != "ALL", f"best: {best}, {share:.2%} of them; {numbers}"))
-            if kind == "k-FPF" and stream != "seq-pacs":
-                without, with_ = (("FC1", "FC2"), "FC3") if "FC3" in own else (("BN", "CONV1"), "BN+FC")
+            without, with_ = (("FC1", "FC2"), "FC3") if "FC3" in own else (("BN", "CONV1"), "BN+FC")
+            if kind == "k-FPF" and stream != "seq-pacs" and {*without, with_} <= set(own):
                 gap = own[with_].mean - max(own[name].mean for name in without)
                 claim = f"{stream}, {kind}: without the last layer it is much worse (by 5 points or more)"
                 findings.append(Finding(claim, gap > 5, f"by {gap:.1f}; {numbers}"))
@@ -523,10 +523,13 @@ def k_tau_findings(found: Sequence[Measured]) -> list[Finding]:
         by_k.setdefault(one.line.at[0], {})[one.line.at[2]] = one
     few, many = min(by_k), max(by_k)
     middle = 9 if 9 in by_k else sorted(by_k)[len(by_k) // 2]
-    longest = max(by_k[middle])
+    lengths, both = sorted(by_k[middle]), by_k[middle].keys() & by_k[many].keys()
+    if not few < middle < many or max(both, default=lengths[0]) == lengths[0]:
+        return []
+    longest = max(both)
     tops = {k: max(one.mean for one in own.values()) for k, own in by_k.items()}
     numbers = ", ".join(f"k {k}: {top:.1f} %" for k, top in tops.items())
-    shorter = sorted(by_k[middle])[-2]
+    shorter = lengths[lengths.index(longest) - 1]
     gain = by_k[middle][longest].mean - by_k[middle][shorter].mean
     costs = by_k[many][longest].tflops / by_k[middle][longest].tflops
     return [
@@ -581,6 +584,8 @@ def buffer_epochs_findings(found: Sequence[Measured]) -> list[Finding]:
         if name == "ER" and (axis, value, "FPF+ER") in at
     }
     sizes = [one.mean for (axis, _, name), one in at.items() if axis == "buffer" and name == "ER"]
+    if not gains or len(sizes) < 2:
+        return []
     return [
         Finding(
             "finetuning the last layer (and batch norm) improves ER in all scenarios",

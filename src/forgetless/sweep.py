@@ -41,6 +41,7 @@ from typing import Any
 
 from forgetless import record
 from forgetless.config import Settings, resolve
+from forgetless.storage import check_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -102,6 +103,9 @@ def plan(values: Mapping[str, Any]) -> list[Planned]:
     blocks = values.get("runs", [{}])
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise ValueError("runs must be blocks, each headed [[runs]]")
+    for block in [shared, *blocks]:
+        if "seed" in block and "seeds" in block:
+            raise ValueError(f"seeds is {block['seeds']!r} and seed is {block['seed']!r}; give one of them")
     found: dict[str, Planned] = {}
     for block in blocks:
         for point in _product(shared | block):
@@ -162,6 +166,7 @@ def sweep(
     for name, value in (("workers", workers), ("lanes", lanes)):
         if value is not None and value < 1:
             raise ValueError(f"{name} is {value}; it must be 1 or more")
+    check_folder(out)
     left: list[Planned] = []
     for one in {one.settings.id: one for one in runs}.values():
         file = record.path(out, one.settings)
@@ -224,7 +229,7 @@ def _here(
     runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None, every: Every
 ) -> Iterator[Started | Done | Failed]:
     jobs: deque[_Job] = deque(_by_gpu(runs, _gpus()))
-    count = max(len(jobs), workers or cores())
+    count = len(jobs) + (workers or cores())
     jobs.extend(_Job(members) for members in _sharing(runs) if not members[0].settings.device.startswith("cuda"))
     crew: dict[Connection, _Worker] = {}
     try:
@@ -356,7 +361,8 @@ class _Worker:
             self.connection.send([(one.settings.to_dict(), dict(one.sources)) for one in job.runs])
 
     def dismiss(self) -> None:
-        self.connection.send(None)
+        with suppress(OSError):  # it has died
+            self.connection.send(None)
         self.process.join()
 
 

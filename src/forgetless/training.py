@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import dynamics, finetuning
-from forgetless.buffer import Buffer, check_whole
+from forgetless.buffer import Buffer, check_number, check_seed, check_whole
 from forgetless.engine import Engine
 from forgetless.evaluation import Accuracies, evaluate
 from forgetless.feed import Feed, batch_sizes
@@ -194,7 +195,10 @@ def train(
     resident   keep all images on the device (default: if they take less than half of its free memory)
     state      of ``Run.state_dict``: go on from there; everything else must be as it was
     """
-    check_run(stream, method, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer, finetune=finetune)
+    check_run(
+        stream, method, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer, weight_decay=weight_decay,
+        seed=seed, finetune=finetune,
+    )  # fmt: skip
     engine = Engine(
         device,
         precision=precision,
@@ -202,9 +206,11 @@ def train(
         deterministic=deterministic,
         seed=seed,
     )
+    if isinstance(freeze, str):
+        raise ValueError(f"freeze is {freeze!r}; it must be a list of groups")
     training = _Training(
-        stream, method, network, epochs, batch, lr, replay or batch, buffer, weight_decay, finetune, tuple(freeze),
-        seed, engine, resident,
+        stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay or batch, capacity=buffer,
+        weight_decay=weight_decay, settings=finetune, freeze=tuple(freeze), seed=seed, engine=engine, resident=resident,
     )  # fmt: skip
     return Run(training, state)
 
@@ -223,6 +229,8 @@ def check_run(
     lr: float,
     replay: int | None,
     buffer: int,
+    weight_decay: float,
+    seed: int,
     finetune: Finetune | None,
 ) -> None:
     """An error that names the setting, for anything that could not end well."""
@@ -230,8 +238,11 @@ def check_run(
     check_whole("batch", batch)
     if replay is not None:
         check_whole("replay", replay)
-    if not (math.isfinite(lr) and lr > 0):
-        raise ValueError(f"lr is {lr!r}; it must be a finite number above 0")
+    check_number("lr", lr, above=0)
+    check_number("weight_decay", weight_decay, least=0)
+    if buffer != 0:
+        check_whole("buffer", buffer)
+    check_seed(seed)
     name = type(method).__name__
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
@@ -257,6 +268,7 @@ class _Training:
         stream: Stream,
         method: Method,
         network: nn.Module,
+        *,
         epochs: int,
         batch: int,
         lr: float,
@@ -310,9 +322,23 @@ class _Training:
         method.begin(self.learner)
         self.order = engine.generator(self.seed + 2)
         self.repair = Repair(unwrap(network), self.learner, self.settings, engine.generator(self.seed + 3))
-        self.frozen = self.repair.selection.names(_known(self.freeze, self.repair.selection))
+        self.frozen = self._to_freeze()
         self.tasks = stream.joint().tasks[:1] if method.joint else stream.tasks
         self.feed: Feed | None = None
+
+    def _to_freeze(self) -> list[str]:
+        """Names of the tensors of ``freeze``; an error if nothing would be left to train or to finetune."""
+        selection = self.repair.selection
+        if not self.freeze:
+            return []
+        groups = dynamics.select(dict.fromkeys(selection.grouping, 0.0), groups=self.freeze)
+        names = selection.names(groups)
+        if {name for name, _ in unwrap(self.network).named_parameters() if name in selection.tracked} <= set(names):
+            raise ValueError(f"freeze is {', '.join(self.freeze)}; nothing would be left to train")
+        if selection.fixed and set(selection.chosen or ()) <= set(groups):
+            chosen = ", ".join(selection.chosen or ())
+            raise ValueError(f"groups is {chosen}, freeze is {', '.join(groups)}; nothing would be left to finetune")
+        return names
 
     def events(self, state: Mapping[str, Any] | None) -> Generator[Event]:
         """All of the run, or what comes after ``state``."""
@@ -341,17 +367,17 @@ class _Training:
                 done = yield from self._finetune(number, self.epochs - 1)
                 if done is None:
                     why = self.repair.selection.why_not(self.repair.tracker.task_changes())
-                    raise ValueError(
-                        f"nothing could be finetuned at the end: {why}; name the groups, or lower the threshold"
-                    )
-                yield done
+                    said = f"nothing was finetuned at the end: {why}; name the groups, or lower the threshold"
+                    warnings.warn(said, stacklevel=2)
+                else:
+                    yield done
             accuracies = self._evaluate()
             self.class_il.append(tuple(accuracies.class_il))
             self.task_il.append(tuple(accuracies.task_il))
             yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step)
             self.epoch = 0
         self.seconds["total"] += time.perf_counter() - self._began
-        yield Ended(self._result(self.before))
+        yield Ended(self._result())
 
     def _end_task(self, number: int, *, last: bool) -> None:
         at = time.perf_counter()
@@ -380,7 +406,14 @@ class _Training:
             x, y = feed.take(size)
             loss, found = method.step(learner, Batch(x, y, number))
             feed.note(loss)
-            return {"x": x, "y": y} | {name: found[name] for name in columns if offers}
+            if not offers:
+                return {"x": x, "y": y}
+            if missing := columns - found.keys():
+                raise ValueError(
+                    f"the step of {type(method).__name__} gives no column {', '.join(sorted(missing))}, which its "
+                    "columns or a finetuning that distils need"
+                )
+            return {"x": x, "y": y} | {name: found[name] for name in columns}
 
         def remember(rows: dict[str, Tensor]) -> None:
             if offers:
@@ -458,26 +491,26 @@ class _Training:
         self.seconds["evaluate"] += time.perf_counter() - at
         return found
 
-    def _result(self, before: tuple[float, ...] | None) -> Result:
+    def _result(self) -> Result:
         repair = self.repair
         tracker = repair.tracker
         return Result(
-            tuple(self.class_il),
-            tuple(self.task_il),
-            self.untrained,
-            before,
-            tuple(self.losses),
-            tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_epochs),
-            tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_tasks),
-            repair.tensor_changes(),
-            tuple(dynamics.boundaries([row.changes.tolist() for row in tracker.between_epochs])),
-            repair.selection.profile(tracker.task_changes(), len(tracker.between_tasks)),
-            tuple(self.finetunings),
-            self.learner.ledger.to_dict(),
-            {phase: round(value, 3) for phase, value in self.seconds.items()},
-            self.step,
-            self.network,
-            self.engine.to_dict(),
+            accuracy_matrix=tuple(self.class_il),
+            task_il_matrix=tuple(self.task_il),
+            untrained=self.untrained,
+            before_finetuning=self.before,
+            losses=tuple(self.losses),
+            epoch_changes=tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_epochs),
+            task_changes=tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_tasks),
+            tensor_changes=repair.tensor_changes(),
+            boundaries=tuple(dynamics.boundaries([row.changes.tolist() for row in tracker.between_epochs])),
+            profile=repair.selection.profile(tracker.task_changes(), len({row.task for row in tracker.between_tasks})),
+            finetunings=tuple(self.finetunings),
+            flops=self.learner.ledger.to_dict(),
+            seconds={phase: round(value, 3) for phase, value in self.seconds.items()},
+            steps=self.step,
+            network=self.network,
+            engine=self.engine.to_dict(),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -581,7 +614,7 @@ class Repair:
         settings, learner = self._settings, self._learner
         assert settings is not None
         if self._run is None:
-            chosen = self.selection.choice(self.tracker.task_changes())
+            chosen = self._movable(self.selection.choice(self.tracker.task_changes()))
             if not chosen:
                 return None
             # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
@@ -601,6 +634,10 @@ class Repair:
         self.selection.chosen = chosen
         self.tracker.start()
         return Repaired(step, chosen, done.losses[0], done.losses[-1])
+
+    def _movable(self, groups: tuple[str, ...]) -> tuple[str, ...]:
+        """Those that are not frozen by now."""
+        return tuple(g for g in groups if finetuning.movable(self._network, self.selection.names([g])))
 
     def _begin(self, chosen: tuple[str, ...]) -> None:
         settings, learner = self._settings, self._learner
@@ -654,10 +691,6 @@ def _costs(
     if not (is_own(method) and is_own(unwrap(network))):
         return {}
     return known((repr(network), repr(method), stream.shape, stream.classes, len(stream.tasks), replay, freeze))
-
-
-def _known(groups: tuple[str, ...], selection: Selection) -> tuple[str, ...]:
-    return dynamics.select(dict.fromkeys(selection.grouping, 0.0), groups=groups) if groups else ()
 
 
 def _freeze(network: nn.Module, names: Collection[str]) -> None:

@@ -91,8 +91,9 @@ class ICaRL(Method):
             of_class = exemplars.new_zeros(len(exemplars), learner.classes)
             of_class.scatter_(1, learner.buffer["y"][:, None], 1.0)
             sums = of_class.T @ exemplars
-            self.means = F.normalize(sums).masked_fill(of_class.sum(0)[:, None] == 0, torch.inf)
-        return -torch.cdist(F.normalize(network_features(learner.network, x)), self.means)
+            self.means = F.normalize(sums)
+        distances = torch.cdist(F.normalize(network_features(learner.network, x)), self.means)
+        return -distances.masked_fill(~self.means.any(1), torch.inf)  # classes without exemplars
 
 
 @torch.no_grad()
