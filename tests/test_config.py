@@ -83,9 +83,8 @@ def test_what_cannot_be_is_refused(stream, method, given, match):
     [
         ("lr", "fast", "a number"), ("lr", True, "a number"), ("epochs", 1.5, "a whole number"),
         ("buffer", "100", "a whole number"), ("network", 3, "a word"), ("device", 0, "a word"),
-        ("validation", "no", "true or false"), ("freeze", "fc1", "a list of groups"),
-        ("freeze", [1], "a list of groups"),
-        ("groups", "fc1", "auto, all, or a list of groups"), ("order", "1,0", "a seed, or a list of classes"),
+        ("validation", "no", "true or false"), ("freeze", [1], "groups"), ("groups", 3, "auto, all, or groups"),
+        ("order", "1,0", "a seed, or a list of classes"),
         ("epochs", None, "a whole number"), ("kd", "0.5", "a number"),
     ],
 )  # fmt: skip
@@ -96,10 +95,14 @@ def test_a_value_of_another_type_is_refused(name, value, wanted):
             make()
 
 
+PAIRS = [("fc3", "fc1"), (["fc3"], ["fc1"])]
 WHOLE = {"stream": "seq-digits", "method": "sgd"}
 
 
 def test_equal_settings_have_one_id():
+    words, lists = (resolve("seq-digits", "sgd", {"repair": "fpf", "groups": g, "freeze": f})[0] for g, f in PAIRS)
+    assert words.id == lists.id
+    assert (words.groups, words.freeze) == (("fc3",), ("fc1",))
     one, other = (resolve("seq-digits", "sgd", {"lr": lr, "repair": "fpf", "ft_lr": lr})[0] for lr in (1, 1.0))
     assert one.id == other.id
     assert isinstance(one.lr, float)

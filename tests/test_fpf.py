@@ -389,11 +389,30 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         ({"grouping": {}}, "grouping is empty"),
         ({"grouping": {"a": "fc1.bias"}}, "group 'a' is 'fc1.bias'; it must be a list"),
         ({"head": "fc7"}, "head='fc7' is not a module"),
+        ({"lr": "a"}, "lr is 'a'; it must be a finite number above 0"),
+        ({"distill": None}, "distill is None; it must be a finite number of 0 or more"),
+        ({"threshold": "a"}, "threshold is 'a'; it must be a finite number"),
+        ({"groups": None}, "groups is None; it must be 'auto', 'all' or names of groups"),
+        ({"seed": None}, "seed is None; it must be a whole number"),
+        ({"autocast": "bf16"}, "autocast is 'bf16'; it must be a dtype"),
+        ({"augment": "flip"}, "augment is 'flip'; it must be a function"),
+        ({"loss": "ce"}, "loss is 'ce'; it must be a function"),
+        ({"forward": None}, "forward is None; it must be a function"),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings, match):
     with pytest.raises(ValueError, match=match):
         FPF(networks.mlp(10), **settings)
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(ValueError, match="model is a NoneType; it must be an nn.Module"):
+        FPF(None)
+
+
+def test_a_grouping_by_iterators_is_read_once():
+    fpf = FPF(networks.mlp(10), grouping={"last": iter(["fc3.weight", "fc3.bias"])})
+    assert [group.parameters for group in fpf.profile().groups] == [1010]
 
 
 def test_a_network_without_a_recognisable_head_is_refused_at_once():
@@ -418,6 +437,19 @@ def test_a_bad_batch_is_refused_and_changes_nothing():
         with pytest.raises(ValueError, match=match):
             fpf.observe(*bad)
         assert (fpf.step, fpf.buffer.seen, fpf.finetunings) == (1, 16, 0)
+
+
+def test_labels_of_another_shape_are_refused_at_once():
+    model, shape = make("mlp")
+    x, y = next(shifting(shape))
+    for labels, match in (
+        (y[:, None], r"y has shape \(16, 1\); for logits of shape \(16, 10\) class labels must have \(16,\)"),
+        (y.float(), r"y has shape \(16,\); for logits .* are probabilities, and must have \(16, 10\)"),
+    ):
+        fpf = FPF(model, 64)
+        with pytest.raises(ValueError, match=match):
+            fpf.observe(x, labels, model(x))
+        assert (fpf.step, fpf.buffer.seen) == (0, 0)
 
 
 def test_labels_out_of_range_are_found_at_the_finetuning_where_no_logits_were_given():

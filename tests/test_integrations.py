@@ -208,6 +208,18 @@ def test_testing_a_checkpoint_leaves_fpf_as_it_is(lightning, tmp_path):
     assert fpf.shifts == [6]
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize("distill", [0.0, 0.5])
+def test_lightning_does_not_observe_batches_that_were_skipped(lightning, tmp_path, distill):
+    model = module(lightning)
+    step = type(model).training_step
+    type(model).training_step = lambda self, batch, number: step(self, batch, number) if number % 2 else None
+    fpf = FPF(model.network, **SETTINGS, distill=distill)
+    trainer(lightning.FPFCallback(fpf), tmp_path).fit(model, loader(0))
+    assert fpf.step == 3
+    assert fpf.buffer.seen == 15
+
+
 def test_lightning_is_told_what_is_missing(lightning, tmp_path):
     model = module(lightning, logits=False)
     callback = lightning.FPFCallback(FPF(model.network, distill=0.5))

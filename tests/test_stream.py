@@ -128,3 +128,18 @@ def test_what_cannot_be_a_stream_is_refused():
         Stream("s", (Task(train, train, (0,)),), 1, "class")
     with pytest.raises(ValueError, match="class 1 has 1 example"):
         stream.split_by_class("s", labelled(0, 0, 1), train, sizes=[2]).validation()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "match"),
+    [
+        ({"mean": (0.5,)}, r"mean is \(0.5,\) and std is \(\); give both, or neither"),
+        ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, "it must have a number for each of the 3 channels, or one"),
+        ({"mean": (0.5,), "std": (0.0,)}, r"std is \(0.0,\); it must be above 0"),
+        ({"test": 1.5}, "test is 1.5; it must be between 0 and 1"),
+    ],
+)
+def test_a_preparation_that_cannot_be_is_refused(prepare, match):
+    x, y = torch.zeros(8, 3, 2, 2), torch.arange(8) % 2
+    with pytest.raises(ValueError, match=match):
+        stream.from_tensors(x, y, sizes=[1, 1], **prepare)

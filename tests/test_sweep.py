@@ -90,7 +90,7 @@ def test_groups_are_a_value_and_a_list_of_lists_is_a_range():
         ('stream = "seq-digits"\nmethod = "er"\nlr = []', "lr is an empty list; it must have one value or more"),
         ('stream = "seq-digits"\nmethod = "er"\nruns = 3', "runs must be blocks, each headed"),
         ('stream = "seq-digits"\nmethod = "er"\nkd = 0.5', "kd is a setting of FPF"),
-        ('stream = "seq-digits"\nmethod = "er"\nfreeze = "fc1"', "freeze is 'fc1'; it must be a list of groups"),
+        ('stream = "seq-digits"\nmethod = "er"\nvalidation = "no"', "validation is 'no'; it must be true or false"),
         (
             'stream = "seq-digits"\nmethod = "er"\nseeds = 2\nseed = [7]',
             r"seeds is 2 and seed is \[7\]; give one of them",

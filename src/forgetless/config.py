@@ -98,8 +98,12 @@ def _are(value: Any, kind: type) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value)
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _are_words(value: Any) -> bool:
+    return isinstance(value, str) or _are(value, str)
+
+
+def _list(value: Any) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 # Of each setting: what a value must be, how it is kept, and the same in words.
@@ -112,9 +116,13 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     **dict.fromkeys(("stream", "method", "network", "repair", "device", "precision"), _WORD),
     "validation": (lambda value: isinstance(value, bool), bool, "true or false"),
     "options": (lambda value: isinstance(value, Mapping), dict, "the method's own settings by name"),
-    "order": (lambda value: _is_whole(value) or _are(value, int), _plain, "a seed, or a list of classes"),
-    "groups": (lambda value: value in ("auto", "all") or _are(value, str), _plain, "auto, all, or a list of groups"),
-    "freeze": (lambda value: _are(value, str), _plain, "a list of groups"),
+    "order": (
+        lambda value: _is_whole(value) or _are(value, int),
+        lambda value: value if _is_whole(value) else _list(value),
+        "a seed, or a list of classes",
+    ),
+    "groups": (_are_words, lambda value: value if value in ("auto", "all") else _list(value), "auto, all, or groups"),
+    "freeze": (_are_words, _list, "groups"),
 }
 _OPEN = ("every", "steps", "ft_lr", "groups", "threshold", "order")  # may be None
 

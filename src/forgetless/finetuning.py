@@ -378,16 +378,30 @@ def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocas
     check_whole("batch", batch)
     check_number("lr", lr, above=0)
     check_number("distill", distill, least=0)
+    if not isinstance(autocast, torch.dtype | None):
+        raise ValueError(f"autocast is {autocast!r}; it must be a dtype, say torch.bfloat16, or None")
     if autocast == torch.float16:
         raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
 
 
-def check_labels(y: Tensor, logits: Tensor) -> None:
-    """An error if class labels do not index the columns of ``logits``; −100 means no label. The host waits here."""
-    if y.is_floating_point() or not y.numel():
-        return
+def check_label_shape(y: Tensor, logits: Tensor) -> None:
+    """An error if labels are neither classes nor probabilities of classes for such ``logits``."""
     if logits.ndim < 2:
         raise ValueError(f"the network's output has shape {tuple(logits.shape)}; it must be (batch, classes)")
+    soft = y.is_floating_point()
+    wanted = (*y.shape[:1], *(logits.shape[1:] if soft else logits.shape[2:]))
+    if tuple(y.shape) != wanted:
+        what = "labels that are not whole numbers are probabilities, and" if soft else "class labels"
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}; for logits of shape {tuple(logits.shape)} {what} must have {wanted}"
+        )
+
+
+def check_labels(y: Tensor, logits: Tensor) -> None:
+    """An error if class labels do not index the columns of ``logits``; −100 means no label. The host waits here."""
+    check_label_shape(y, logits)
+    if y.is_floating_point() or not y.numel():
+        return
     classes = logits.shape[1]
     labels = _labels(y)
     low, high = torch.stack(torch.where(labels == -100, 0, labels).aminmax()).tolist()

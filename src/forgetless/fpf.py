@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import finetuning
-from forgetless.buffer import Buffer, check_whole, restore_generator
+from forgetless.buffer import Buffer, check_seed, check_whole, restore_generator
 from forgetless.finetuning import Augment, Finetuned, Forward, Loss
 from forgetless.grouping import unwrap
 from forgetless.processes import Processes
@@ -98,6 +98,12 @@ class FPF:
         seed: int = 0,
         process_group: ProcessGroup | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model is a {type(model).__name__}; it must be an nn.Module")
+        for name, value in (("augment", augment), ("loss", loss), ("forward", forward)):
+            if not callable(value) and (value is not None or name == "forward"):
+                raise ValueError(f"{name} is {value!r}; it must be a function")
+        check_seed(seed)
         self.model = model
         self.every, self.lr, self.distill, self.batch, self.autocast = every, lr, distill, batch, autocast
         self.steps = steps if steps is not None else (300 if every is None else 100)
@@ -253,8 +259,10 @@ class FPF:
                 raise ValueError(f"distill is {self.distill}, which needs logits: call observe(x, y, logits)")
             rows["logits"] = logits
         self.buffer.check(rows)
-        if logits is not None and self.loss is None and y.device.type == "cpu":
-            finetuning.check_labels(y, logits)  # elsewhere the host would wait; there the next finetuning checks
+        if logits is not None and self.loss is None:
+            finetuning.check_label_shape(y, logits)
+            if y.device.type == "cpu":
+                finetuning.check_labels(y, logits)  # elsewhere the host would wait; there the next finetuning checks
         return rows
 
     def _mark(self) -> None:

@@ -46,6 +46,8 @@ class Selection:
         if len(self._live) == len(self._statistics):
             raise ValueError(f"every parameter of {type(network).__name__} is frozen (requires_grad=False)")
         check_number("threshold", threshold)
+        if not isinstance(groups, Collection):
+            raise ValueError(f"groups is {groups!r}; it must be 'auto', 'all' or names of groups")
         self.fixed = groups != "auto"
         self.chosen = self._listed(groups) if self.fixed else None
 

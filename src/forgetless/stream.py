@@ -64,6 +64,15 @@ class Stream:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError(f"stream {self.name!r} has no tasks")
+        if bool(self.mean) != bool(self.std):
+            raise ValueError(f"stream {self.name!r}: mean is {self.mean} and std is {self.std}; give both, or neither")
+        channels = self.shape[0] if self.shape else 1
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (0, 1, channels):
+                said = f"{name} is {values}; it must have a number for each of the {channels} channels, or one"
+                raise ValueError(f"stream {self.name!r}: {said}")
+        if not all(value > 0 for value in self.std):
+            raise ValueError(f"stream {self.name!r}: std is {self.std}; it must be above 0")
         for number, task in enumerate(self.tasks, start=1):
             for split, what in ((task.train, "training"), (task.test, "test")):
                 if not len(split):
@@ -191,6 +200,8 @@ def from_tensors(
     **prepare: Any,
 ) -> Stream:
     """A class-incremental stream from one's own tensors; a stratified share of ``test`` becomes the test set."""
+    if not 0 < test < 1:
+        raise ValueError(f"test is {test}; it must be between 0 and 1")
     whole = Split(x if x.ndim == 4 else x[:, None], y.to(torch.int64))
     held = stratified(whole.y, test, torch.Generator().manual_seed(seed))
     train, rest = (~held).nonzero()[:, 0], held.nonzero()[:, 0]

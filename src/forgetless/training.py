@@ -173,7 +173,7 @@ def train(
     buffer: int = 0,
     weight_decay: float = 0.0,
     finetune: Finetune | None = None,
-    freeze: Collection[str] = (),
+    freeze: str | Collection[str] = (),
     seed: int = 0,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
@@ -206,11 +206,10 @@ def train(
         deterministic=deterministic,
         seed=seed,
     )
-    if isinstance(freeze, str):
-        raise ValueError(f"freeze is {freeze!r}; it must be a list of groups")
+    frozen = (freeze,) if isinstance(freeze, str) else tuple(freeze)
     training = _Training(
         stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay or batch, capacity=buffer,
-        weight_decay=weight_decay, settings=finetune, freeze=tuple(freeze), seed=seed, engine=engine, resident=resident,
+        weight_decay=weight_decay, settings=finetune, freeze=frozen, seed=seed, engine=engine, resident=resident,
     )  # fmt: skip
     return Run(training, state)
 

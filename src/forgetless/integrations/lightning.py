@@ -73,20 +73,21 @@ class FPFCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if outputs is None:  # the batch was skipped
-            return
-        logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
-        if self.fpf.distill and logits is None:
-            raise ValueError(
-                f"distill is {self.fpf.distill}, which needs logits: return {{'loss': loss, 'logits': logits}} from "
-                "training_step"
-            )
-        x, y = self.split(batch)
-        self._seen.append((x, y, logits))
+        empty = isinstance(outputs, Mapping) and not outputs and pl_module.automatic_optimization
+        if not (outputs is None or empty):  # else ``training_step`` gave None: the batch was skipped
+            logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
+            if self.fpf.distill and logits is None:
+                raise ValueError(
+                    f"distill is {self.fpf.distill}, which needs logits: return {{'loss': loss, 'logits': logits}} "
+                    "from training_step"
+                )
+            x, y = self.split(batch)
+            self._seen.append((x, y, logits))
         if trainer.global_step > self._steps:  # the optimiser has stepped
             self._steps = trainer.global_step
             seen, self._seen = self._seen, []
-            self.fpf.observe(*joined(seen))
+            if seen:
+                self.fpf.observe(*joined(seen))
 
     def state_dict(self) -> dict[str, Any]:
         return {"ranks": self.fpf.processes.gathered(self.fpf.state_dict())}
