@@ -265,6 +265,7 @@ def column(stream: str, buffer: int) -> list[str]:
         + (f" Not searched for with this buffer, but taken from 500: {', '.join(carried)}." if carried else ""),
         f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum."
         + (BEFORE_MASKED if MASKED in found else "")
+        + (BEFORE_ICARL if any(made.accuracy_matrix[0][0] < 1 for made in found.get("fpf+icarl", [])) else "")
         + (
             " Left out of the file are eleven points with CutMix or averaged weights, options that were not kept."
             if (stream, buffer) == COLUMNS[0]
@@ -320,6 +321,10 @@ def column(stream: str, buffer: int) -> list[str]:
 BEFORE_MASKED = (
     " Those of `masked`, and their search, were made before it was\na method, by SGD with an option to try it: their records say version 0.5.0, "
     "and method, options and id in them were rewritten to what runs the same now."
+)
+BEFORE_ICARL = (
+    " In the records of fpf+icarl all accuracies but those at\nthe end, before and after FPF, are wrong: "
+    "classes that were not seen yet were predicted, which was mended in 0.8.0."
 )
 REPAIRABLE = ("er", "agem", "icarl", "fdr", "der", "derpp")
 

@@ -43,7 +43,7 @@ class FDR(Method):
         share = max(1, learner.buffer.capacity // (number + 1))
         new = sample(task.train, share, learner)
         with evaluating(learner.network):
-            logits = learner.network(learner.plain(new.x))
+            logits = torch.cat([learner.network(learner.plain(part)) for part in new.x.split(500)])
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
         if len(learner.buffer):
