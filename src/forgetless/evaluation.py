@@ -24,8 +24,6 @@ class _Sheet:
     def __init__(self, stream: Stream, device: torch.device) -> None:
         self.stream = stream
         self.right = torch.zeros(2, len(stream.tasks), device=device)
-        absent = [[label not in task.classes for label in range(stream.classes)] for task in stream.tasks]
-        self.absent = torch.tensor(absent, device=device)
         self.sizes = torch.tensor([len(task.test) for task in stream.tasks])
 
 
@@ -57,7 +55,7 @@ def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
                 x = learner.plain(images)
                 scores = method.predict(learner, x)
                 of_task = method.predict_task(learner, x, number) if _knows_tasks(method) else scores
-                among_task = of_task.masked_fill(sheet.absent[number], -torch.inf)
+                among_task = of_task.masked_fill(learner.foreign[number], -torch.inf)
                 hits = [(scores.argmax(1) == y).sum(), (among_task.argmax(1) == y).sum()]
                 sheet.right[:, number] += torch.stack(hits)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from forgetless import record
+from forgetless import dynamics, record
 from forgetless.build import make_record, start
 from forgetless.record import Record
 from forgetless.sweep import Planned
@@ -54,7 +54,7 @@ class _Watch:
         now = {name: weight.detach().clone() for name, weight in self._layers.items()}
         if self._last is not None:
             before_task, before = self._last
-            moved = {name: (now[name] - before[name]).abs().mean(dim=(1, 2, 3)) for name in now}
+            moved = {name: dynamics.filter_changes(now[name], before[name]) for name in now}
             self._sums["within" if before_task == task else "across"].append(moved)
         self._last = (task, now)
 

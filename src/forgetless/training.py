@@ -392,87 +392,95 @@ class _Training:
 
     def _train_on(self, number: int) -> Generator[Event]:
         """The epochs of a task, from where the run is."""
-        engine, learner, method, repair = self.engine, self.learner, self.method, self.repair
-        settings, buffer, offers, columns = self.settings, self.buffer, self.offers, self.columns
-        task, seconds = self.tasks[number], self.seconds
+        engine, learner, repair, seconds = self.engine, self.learner, self.repair, self.seconds
         self.number = number
         if self.feed is None:
-            self.feed = Feed(task.train, self.batch, engine, self.order, least=learner.least)
+            self.feed = Feed(self.tasks[number].train, self.batch, engine, self.order, least=learner.least)
         feed = self.feed
-
-        def advance(size: int) -> dict[str, Tensor]:
-            """One step of the method; gives what the buffer is to take."""
-            x, y = feed.take(size)
-            loss, found = method.step(learner, Batch(x, y, number))
-            feed.note(loss)
-            if not offers:
-                return {"x": x, "y": y}
-            if missing := columns - found.keys():
-                raise ValueError(
-                    f"the step of {type(method).__name__} gives no column {', '.join(sorted(missing))}, which its "
-                    "columns or a finetuning that distils need"
-                )
-            return {"x": x, "y": y} | {name: found[name] for name in columns}
-
-        def remember(rows: dict[str, Tensor]) -> None:
-            if offers:
-                learner.buffer.write(rows)
-
         for epoch in range(self.epoch, self.epochs):
             begin, repaired = time.perf_counter(), seconds["finetune"]
             self.epoch = epoch
             if self.index == 0 and not repair.under_way:
                 feed.shuffle()
-            sizes = feed.sizes
-            for size in sizes[self.index :]:
+            for size in feed.sizes[self.index :]:
                 self.resumable = False
-                goes_on = repair.under_way  # a state was taken inside a finetuning, after the step before it
-                if not goes_on:
-                    feed.stage(size)
-                    self.step += 1
-                step = self.step
-                held = 0 if buffer is None else len(buffer)
-                flops_key = (size, min(held, method.draws(learner)), number > 0)
-                if settings is not None and settings.due(step) and held:
-                    # Algorithm 2: the finetuning comes between the step and the buffer's taking of its batch.
-                    if not goes_on:
-                        self.waits = learner.counted("train", flops_key, partial(advance, size))
-                        if engine.will_wait():
-                            yield Waiting()
-                    done = yield from self._finetune(number, epoch)
-                    assert self.waits is not None
-                    remember(self.waits)
-                    self.waits = None
-                    if done is not None:
-                        yield done
-                else:
-                    whole = partial(engine.call, ("train", size, held), lambda size=size: remember(advance(size)))  # type: ignore[misc]
-                    learner.counted("train", flops_key, whole)
-                if offers:
-                    learner.buffer.advance(size)
+                yield from self._step(size)
                 self.index += 1
-                if step % EVERY == 0:
+                if self.step % EVERY == 0:
                     self.resumable = True
-                    yield Stepped(step, number + 1, epoch + 1)
+                    yield Stepped(self.step, number + 1, epoch + 1)
             self.resumable = False
             row = repair.tracker.mark()
+            assert row is not None
             if engine.will_wait():
                 yield Waiting()
-            mean = feed.mean_loss()
+            loss = self._mean_loss()
             seconds["train"] += time.perf_counter() - begin - (seconds["finetune"] - repaired)
-            if not math.isfinite(mean):
-                first = self.step - len(sizes) + feed.first_bad() + 1
-                raise finetuning.NonFiniteError(
-                    f"the loss became {mean} at step {first}, in epoch {epoch + 1} of task {number + 1}; try a smaller "
-                    f"lr than {self.lr}"
-                )
-            self.losses.append((number + 1, epoch + 1, mean))
-            assert row is not None
+            self.losses.append((number + 1, epoch + 1, loss))
             self.index = 0
-            yield EpochEnded(number + 1, epoch + 1, mean, repair.groups(row), self.step)
+            yield EpochEnded(number + 1, epoch + 1, loss, repair.groups(row), self.step)
         feed.close()
         self.feed = None
         engine.forget("train")
+
+    def _step(self, size: int) -> Generator[Event]:
+        """One step of the method, the finetuning that is due after it, and the buffer's taking of the batch."""
+        engine, learner, feed = self.engine, self.learner, self.feed
+        assert feed is not None
+        goes_on = self.repair.under_way  # a state was taken inside a finetuning, after the step before it
+        if not goes_on:
+            feed.stage(size)
+            self.step += 1
+        held = 0 if self.buffer is None else len(self.buffer)
+        cost = (size, min(held, self.method.draws(learner)), self.number > 0)
+        if self.settings is not None and self.settings.due(self.step) and held:
+            # Algorithm 2: the finetuning comes between the step and the buffer's taking of its batch.
+            if not goes_on:
+                self.waits = learner.counted("train", cost, partial(self._advance, size))
+                if engine.will_wait():
+                    yield Waiting()
+            done = yield from self._finetune(self.number, self.epoch)
+            assert self.waits is not None
+            self._remember(self.waits)
+            self.waits = None
+            if done is not None:
+                yield done
+        else:
+            whole = partial(engine.call, ("train", size, held), lambda: self._remember(self._advance(size)))
+            learner.counted("train", cost, whole)
+        if self.offers:
+            learner.buffer.advance(size)
+
+    def _advance(self, size: int) -> dict[str, Tensor]:
+        """The step itself; gives what the buffer is to take."""
+        assert self.feed is not None
+        x, y = self.feed.take(size)
+        loss, found = self.method.step(self.learner, Batch(x, y, self.number))
+        self.feed.note(loss)
+        if not self.offers:
+            return {"x": x, "y": y}
+        if missing := self.columns - found.keys():
+            raise ValueError(
+                f"the step of {type(self.method).__name__} gives no column {', '.join(sorted(missing))}, which its "
+                "columns or a finetuning that distils need"
+            )
+        return {"x": x, "y": y} | {name: found[name] for name in self.columns}
+
+    def _remember(self, rows: dict[str, Tensor]) -> None:
+        if self.offers:
+            self.learner.buffer.write(rows)
+
+    def _mean_loss(self) -> float:
+        """Of the epoch; an error that names the step if one was not finite."""
+        assert self.feed is not None
+        mean = self.feed.mean_loss()
+        if not math.isfinite(mean):
+            first = self.step - len(self.feed.sizes) + self.feed.first_bad() + 1
+            raise finetuning.NonFiniteError(
+                f"the loss became {mean} at step {first}, in epoch {self.epoch + 1} of task {self.number + 1}; try a "
+                f"smaller lr than {self.lr}"
+            )
+        return mean
 
     def _finetune(self, number: int, epoch: int) -> Generator[Event, None, Repaired | None]:
         at = time.perf_counter()
