@@ -25,13 +25,14 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
 
 
 def _settings(arguments: list[str]) -> list[str]:
-    """The command line less where the record goes and the work is kept."""
+    """The command line less what differs from machine to machine."""
     made = list(arguments)
     if "--out" in made:
         at = made.index("--out")
         del made[at : at + 2]
-    if "--work" in made:
-        made[made.index("--work") + 1] = "FOLDER"
+    for option, word in (("--work", "FOLDER"), ("--avalanche", "PYTHON")):
+        if option in made:
+            made[made.index(option) + 1] = word
     return made
 
 

@@ -1,9 +1,9 @@
 """One epoch of ER on Seq-MNIST: forgetless, Avalanche's Replay, and a plain DataLoader loop, timed one after the other.
 
-    python benchmarks/versus_avalanche.py --batch 10 --avalanche PYTHON [--out FILE]
+    python benchmarks/versus_avalanche.py --batch 10 --avalanche PYTHON [--threads 1] [--out FILE]
 
 PYTHON is the interpreter of an environment that has avalanche-lib, which needs torchvision. All train the same MLP with
-SGD, a buffer of 500 and as many replayed examples as new ones, on one thread. Seconds are of training alone: data is in
+SGD, a buffer of 500 and as many replayed examples as new ones, on as many threads. Seconds are of training alone: data is in
 memory before the clock starts, and nothing is evaluated. ``products`` are the eight matrix products of such a step and
 nothing else, which no way of training it can be faster than.
 """
@@ -20,7 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"
+THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 
 
 def images(root: str) -> list[tuple[Any, Any]]:
@@ -47,7 +47,7 @@ def forgetless_seconds(root: str, batch: int) -> tuple[float, int]:
     from forgetless.stream import Split, Stream, Task
     from forgetless.training import Ended
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     tasks = tuple(Task(Split(x, y), Split(x[:10], y[:10]), (2 * t, 2 * t + 1)) for t, (x, y) in enumerate(images(root)))
     stream = Stream("seq-mnist", tasks, 10, "class")
     short = Stream("short", tuple(Task(t.test, t.test, t.classes) for t in tasks), 10, "class")
@@ -68,7 +68,7 @@ def loader_seconds(root: str, batch: int) -> tuple[float, int]:
 
     from forgetless import networks
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     model = networks.mlp(10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     held: list[tuple[Any, Any]] = []
@@ -102,7 +102,7 @@ def avalanche_seconds(root: str, batch: int) -> tuple[float, int]:
     from avalanche.training.storage_policy import ReservoirSamplingBuffer
     from avalanche.training.templates import SupervisedTemplate
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     tasks = [(x.float() / 255, y) for x, y in images(root)]
     benchmark = tensors_benchmark(
         train_tensors=tasks, test_tensors=[(x[:10], y[:10]) for x, y in tasks], task_labels=[0] * 5
@@ -134,7 +134,7 @@ def avalanche_seconds(root: str, batch: int) -> tuple[float, int]:
 def products_seconds(root: str, batch: int) -> tuple[float, int]:
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     steps, sizes = 2000, (784, 100, 100, 10)
     inputs = [torch.rand(2 * batch, size) for size in sizes]
     weights = [torch.rand(high, low) for low, high in pairwise(sizes)]
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=10)
     parser.add_argument("--avalanche", help="a Python that has avalanche-lib")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", choices=list(WAYS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -181,7 +182,9 @@ def main() -> None:
             if python is None:
                 continue
             call = [python, __file__, "--only", way, "--batch", str(arguments.batch)]
-            line = subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+            environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
+            done = subprocess.run(call, check=True, capture_output=True, text=True, env=environment)
+            line = done.stdout.splitlines()[-1]
             found.setdefault(way, []).append(json.loads(line)["milliseconds"])
             torch_of[way] = json.loads(line)["torch"]
     best = {way: min(values) for way, values in found.items()}
@@ -192,7 +195,7 @@ def main() -> None:
         "all": found,
         "avalanche_torch": torch_of.get("avalanche"),
     }
-    publish(result | provenance(), arguments.out)
+    publish(result | provenance() | {"threads": arguments.threads}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -168,7 +168,9 @@ def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
         json.loads(next(folder.glob("runs/*/record.json")).read_text()) for folder in (tmp_path, tmp_path / "alone")
     )
     assert {**resumed, "seconds": 0} == {**alone, "seconds": 0}
-    assert "this run has ended" in forgetless("resume", file.parent, cwd=tmp_path).stdout
+    again = forgetless("resume", file.parent, "--json", cwd=tmp_path)
+    assert "this run has ended" in again.stderr
+    assert json.loads(again.stdout)["id"] == file.parent.name
     assert "error: there is no checkpoint nowhere" in forgetless("resume", "nowhere", cwd=tmp_path, expect=2).stderr
 
 

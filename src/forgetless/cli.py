@@ -45,6 +45,8 @@ CheckpointSeconds = Annotated[
 CheckpointSteps = Annotated[int, typer.Option(help="Likewise, in steps; 0: none by steps.")]
 Workers = Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")]
+Log = Annotated[str | None, typer.Option(help="Log as it trains: tensorboard, wandb or mlflow.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier call.")]
 
 
@@ -89,8 +91,8 @@ def run(
     checkpoint_seconds: CheckpointSeconds = 60.0,
     checkpoint_steps: CheckpointSteps = 0,
     out: Out = Path("runs"),
-    log: Annotated[str | None, typer.Option(help="Log as it trains: tensorboard, wandb or mlflow.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")] = False,
+    log: Log = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train a METHOD on a STREAM. A method's own settings are options too: --alpha 0.2."""
     repair = _repair(fpf, k_fpf)
@@ -103,8 +105,7 @@ def run(
     }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
     settings, sources = resolve(stream, method, chosen)
-    if log not in (None, *LOGGERS):
-        raise ValueError(f"log is {log!r}; it must be one of {', '.join(LOGGERS)}")
+    _check_log(log)
     file = record.path(out, settings)
     if not as_json:
         _say_settings(settings, sources)
@@ -114,14 +115,25 @@ def run(
     else:
         interval = _every(checkpoint_steps, checkpoint_seconds)
         found = _train(settings, sources, out, interval, quiet=as_json, eager=eager, log=log)
+    _tell(found, file, as_json=as_json)
+
+
+def _tell(found: record.Record, file: Path, *, as_json: bool) -> None:
+    """What came out of a run."""
     if as_json:
         sys.stdout.write(json.dumps(found.to_dict()) + "\n")
         return
     _print_rows([found])
     if found.before_finetuning:
         before = sum(found.before_finetuning) / len(found.before_finetuning)
-        screen.print(f"before the last finetuning: {before:.1f} %; finetuned: {', '.join(found.chosen)}")
+        chosen = ", ".join(found.chosen) or "nothing"
+        screen.print(f"before the last finetuning: {before:.1f} %; finetuned: {chosen}")
     screen.print(f"record: {file}")
+
+
+def _check_log(log: str | None) -> None:
+    if log not in (None, *LOGGERS):
+        raise ValueError(f"log is {log!r}; it must be one of {', '.join(LOGGERS)}")
 
 
 @app.command()
@@ -129,14 +141,19 @@ def resume(
     run: Annotated[Path, typer.Argument(help="Folder of the run, <records>/<id>.")],
     checkpoint_seconds: CheckpointSeconds = 60.0,
     checkpoint_steps: CheckpointSteps = 0,
+    log: Log = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Go on with an interrupted run from its checkpoint, as the command that began it would."""
+    """Go on with an interrupted run from its checkpoint, with the settings of the command that began it."""
     from forgetless import checkpoint
 
+    _check_log(log)
     file = run if run.name == checkpoint.NAME else run / checkpoint.NAME
     folder = file.parent.resolve()
-    if (folder / "record.json").exists():
-        screen.print(f"this run has ended, and has a record already: {folder / 'record.json'}")
+    ended = folder / "record.json"
+    if ended.exists():
+        notes.print(f"this run has ended, and has a record already: {ended}", soft_wrap=True)
+        _tell(record.read(ended), ended, as_json=as_json)
         return
     if not file.exists():
         raise ValueError(f"there is no checkpoint {file}: a run leaves one every so often, in <records>/<id>")
@@ -145,9 +162,8 @@ def resume(
     if settings.id != folder.name:
         raise ValueError(f"{file} is of the run {settings.id}; its folder must have that name")
     interval = _every(checkpoint_steps, checkpoint_seconds)
-    found = _train(settings, about["sources"], folder.parent, interval, quiet=False, eager=False)
-    _print_rows([found])
-    screen.print(f"record: {folder / 'record.json'}")
+    found = _train(settings, about["sources"], folder.parent, interval, quiet=as_json, eager=False, log=log)
+    _tell(found, ended, as_json=as_json)
 
 
 @app.command()
