@@ -92,3 +92,32 @@ def test_no_cluster_is_an_error_that_says_what_to_do(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     with pytest.raises(ValueError, match="no Ray cluster was found: start one with `ray start --head`"):
         cluster._connect()
+
+
+def test_jobs_for_cores_do_not_wait_for_those_for_gpus(monkeypatch, tmp_path):
+    class Ray:
+        """One GPU and two cores; tasks end in the order in which they were handed out."""
+
+        def remote(self, **settings):
+            return lambda function: self
+
+        def options(self, **need):
+            return type("Task", (), {"remote": staticmethod(lambda *given: object())})
+
+        def cluster_resources(self):
+            return {"GPU": 1, "CPU": 2}
+
+        def wait(self, tasks, num_returns):
+            return tasks[:1], tasks[1:]
+
+        def get(self, task):
+            return []
+
+        def cancel(self, task, force):
+            raise AssertionError
+
+    monkeypatch.setattr(cluster, "_connect", Ray)
+    jobs = [cluster.Job([], gpu=gpu) for gpu in (True, True, True, False, False, False)]
+    told = list(cluster.share_out(jobs, str(tmp_path), 8, (None, None)))
+    assert told[:3] == [(0, None), (3, None), (4, None)]  # at once
+    assert [number for number, outcomes in told if outcomes is not None] == [0, 3, 4, 1, 5, 2]

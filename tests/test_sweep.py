@@ -23,6 +23,7 @@ from forgetless.sweep import (
     _Job,
     _packs,
     _sharing,
+    _Worker,
     error_path,
     plan,
     read_plan,
@@ -376,3 +377,10 @@ def test_what_a_dead_process_had_not_begun_is_done_by_another(tmp_path, monkeypa
     assert "exit code 7" in notes["fatal:Fatal"].error
     assert isinstance(notes["er"], Done)
     assert isinstance(notes["sgd"], Done)
+
+
+def test_a_worker_that_has_died_is_dismissed_without_an_error(tmp_path):
+    worker = _Worker(tmp_path, None, None, (None, None))
+    worker.process.kill()
+    worker.process.join()
+    worker.dismiss()
