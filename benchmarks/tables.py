@@ -536,8 +536,8 @@ def augmentation() -> list[str]:
         "| --- |" + " --- |" * len(ways),
         *(f"| {name} | " + " | ".join(f"{values[way]:.1f}" for way in ways) + " |" for name, values in found.items()),
         "",
-        "Without it, rows with a buffer stay far below the paper's. So Seq-PathMNIST is augmented like Seq-CIFAR-10. It has not been measured since, and",
-        "Seq-OrganAMNIST has not been tried with it: that may be the reason for rows of it that are not reached.",
+        "So Seq-PathMNIST is augmented like Seq-CIFAR-10. It has not been measured since, and Seq-OrganAMNIST has not been tried with it: that may be the",
+        "reason for rows of it that are not reached.",
         "",
     ]
 

@@ -294,3 +294,10 @@ def test_parts_of_the_users_that_do_not_fit_are_named(monkeypatch):
     ):
         with pytest.raises(ValueError, match=match):
             make(method=Own, given=given)
+
+    @dataclass
+    class Clashing(SGD):
+        threshold: float = setting(0.5, "of its own")
+
+    with pytest.raises(ValueError, match="own:Method has a setting 'threshold', as every run has: give it another"):
+        make(method=Clashing)

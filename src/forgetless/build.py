@@ -53,6 +53,9 @@ def build_method(settings: Settings) -> Method:
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ValueError(f"method {settings.method!r} is not a subclass of forgetless.methods.Method")
     known: list[str] = [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
+    for name in known:
+        if name in {f.name for f in fields(Settings)}:
+            raise ValueError(f"{settings.method} has a setting {name!r}, as every run has: give it another name")
     for name in settings.options:
         if name not in known:
             own = f"its own settings: {', '.join(known)}" if known else "it has no settings of its own"
