@@ -1,5 +1,6 @@
 """Readers on small files made here, damaged ones included; the downloader against a real server on this machine."""
 
+import errno
 import gzip
 import hashlib
 import io
@@ -199,6 +200,17 @@ def test_a_wrong_checksum_leaves_nothing_behind(server, tmp_path):
     with pytest.raises(DataError, match=r"what .*a\.npz gave is damaged"):
         download.get("a", tmp_path / "data", progress=False, source=source)
     assert not (tmp_path / "data/a.npz").exists()
+
+
+def test_a_full_disk_is_not_taken_for_a_missing_network(tmp_path, monkeypatch):
+    pooch = pytest.importorskip("pooch")
+
+    def full(*given, **settings):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pooch, "retrieve", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        download.get("mnist", tmp_path, progress=False)
 
 
 def test_no_network_is_said(tmp_path):

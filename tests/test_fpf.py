@@ -410,6 +410,13 @@ def test_what_is_no_network_is_refused():
         FPF(None)
 
 
+@pytest.mark.parametrize("settings", [{"batch": 1}, {"capacity": 1}])
+def test_with_batch_norm_a_batch_of_one_is_refused(settings):
+    with pytest.raises(ValueError, match="with batch norm both must be 2 or more"):
+        FPF(networks.resnet18(4, width=4), **settings)
+    FPF(networks.mlp(10), **settings)
+
+
 def test_a_grouping_by_iterators_is_read_once():
     fpf = FPF(networks.mlp(10), grouping={"last": iter(["fc3.weight", "fc3.bias"])})
     assert [group.parameters for group in fpf.profile().groups] == [1010]

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from forgetless import Finetune, NonFiniteError, catalogue, flops, networks, scores, streams
+from forgetless import Finetune, NonFiniteError, catalogue, flops, networks, scores, streams, training
 from forgetless.methods.er import ER
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL
@@ -318,3 +318,18 @@ def test_a_compiled_network_trains_as_itself():
     _, compiled = run(ER(), model=torch.compile(network(), backend="eager"), finetune=FINETUNE)
     assert compiled.accuracy_matrix == plain.accuracy_matrix
     assert compiled.profile.chosen == plain.profile.chosen
+
+
+def test_the_seconds_of_what_is_under_way_are_in_a_state(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
+    going = train(STREAM, SGD(), network(), epochs=2, batch=6, lr=0.2, buffer=36, finetune=K_FPF)
+    seen = []
+    for event in going:
+        if isinstance(event, Stepped):
+            now[0] += 1.0  # after each ten steps, of the method or of a finetuning
+            seen.append(going.state_dict()["seconds"])
+    assert [found["total"] for found in seen] == [float(i + 1) for i in range(len(seen))]
+    assert all(found["train"] + found["finetune"] == found["total"] for found in seen)
+    assert seen[-1]["finetune"] == 3.0  # finetunings of ten steps: at step 45, at 60 and at the end
+    assert seen[-1]["train"] == 6.0

@@ -295,6 +295,8 @@ class _Training:
         self.trained = False  # whether the run goes on from where its training was over
         self.before: tuple[float, ...] | None = None  # accuracies before the finetuning at the end
         self.seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0, "total": 0.0}
+        self._epoch_since: tuple[float, float] | None = None  # when the epoch under way began, and the finetuning then
+        self._repair_since: float | None = None  # when the finetuning under way began
 
     def _set_up(self) -> None:
         network, engine, method = self.network, self.engine, self.method
@@ -392,13 +394,13 @@ class _Training:
 
     def _train_on(self, number: int) -> Generator[Event]:
         """The epochs of a task, from where the run is."""
-        engine, learner, repair, seconds = self.engine, self.learner, self.repair, self.seconds
+        engine, learner, repair = self.engine, self.learner, self.repair
         self.number = number
         if self.feed is None:
             self.feed = Feed(self.tasks[number].train, self.batch, engine, self.order, least=learner.least)
         feed = self.feed
         for epoch in range(self.epoch, self.epochs):
-            begin, repaired = time.perf_counter(), seconds["finetune"]
+            self._epoch_since = time.perf_counter(), self.seconds["finetune"]
             self.epoch = epoch
             if self.index == 0 and not repair.under_way:
                 feed.shuffle()
@@ -415,7 +417,7 @@ class _Training:
             if engine.will_wait():
                 yield Waiting()
             loss = self._mean_loss()
-            seconds["train"] += time.perf_counter() - begin - (seconds["finetune"] - repaired)
+            self.seconds, self._epoch_since = self._seconds(), None
             self.losses.append((number + 1, epoch + 1, loss))
             self.index = 0
             yield EpochEnded(number + 1, epoch + 1, loss, repair.groups(row), self.step)
@@ -483,14 +485,25 @@ class _Training:
         return mean
 
     def _finetune(self, number: int, epoch: int) -> Generator[Event, None, Repaired | None]:
-        at = time.perf_counter()
+        self._repair_since = time.perf_counter()
         self.resumable = True
         done = yield from self.repair.run(self.step, number + 1, epoch + 1)
         self.resumable = False
-        self.seconds["finetune"] += time.perf_counter() - at
+        self.seconds["finetune"] += time.perf_counter() - self._repair_since
+        self._repair_since = None
         if done is not None:
             self.finetunings.append(done)
         return done
+
+    def _seconds(self) -> dict[str, float]:
+        """Of each phase, with the epoch and the finetuning that are under way."""
+        now, made = time.perf_counter(), dict(self.seconds)
+        if self._repair_since is not None:
+            made["finetune"] += now - self._repair_since
+        if self._epoch_since is not None:
+            began, repaired = self._epoch_since
+            made["train"] += now - began - (made["finetune"] - repaired)
+        return made
 
     def _evaluate(self) -> Accuracies:
         at = time.perf_counter()
@@ -540,7 +553,7 @@ class _Training:
             "task_il": list(self.task_il),
             "losses": list(self.losses),
             "finetunings": [[f.step, f.groups, f.first_loss, f.last_loss] for f in self.finetunings],
-            "seconds": self.seconds | {"total": self.seconds["total"] + time.perf_counter() - self._began},
+            "seconds": self._seconds() | {"total": self.seconds["total"] + time.perf_counter() - self._began},
         }
 
     def _load(self, state: Mapping[str, Any]) -> None:

@@ -86,7 +86,14 @@ SOURCES: Mapping[str, Source] = MappingProxyType({
 })  # fmt: skip
 
 
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)  # not the archive's fault
+DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+)  # not a network's or an archive's fault
 LIMIT = 1 << 33  # bytes of an unpacked archive; the largest has half a GB
 
 
@@ -107,7 +114,7 @@ def problems(name: str, root: Path) -> list[str]:
 
 
 def get(name: str, root: Path, *, progress: bool = True, source: Source | None = None) -> None:
-    """Fetch a data set into ``root``, unless it is there and whole already."""
+    """Fetch a data set into ``root``; files that are there and whole are not fetched again, an archive is."""
     source = SOURCES[name] if source is None else source
     if source.by_hand:
         raise DataError(f"{name} has no address to fetch it from: {source.by_hand} below {root}")
@@ -128,6 +135,8 @@ def get(name: str, root: Path, *, progress: bool = True, source: Source | None =
                 downloader=pooch.HTTPDownloader(progressbar=progress, timeout=60),
             )
         except (requests.RequestException, OSError) as error:
+            if error.errno in DISK:
+                raise
             raise DataError(
                 f"{name}: {address} could not be fetched ({type(error).__name__}): is there a network?"
             ) from None
