@@ -530,7 +530,7 @@ def augmentation() -> list[str]:
         "## Must they be cropped and flipped?",
         "",
         "Nor does the paper say whether the images of MedMNIST are augmented, as those of CIFAR-10 are: padded by 4, cropped at random, half of them mirrored. On",
-        f"Seq-PathMNIST it decides what a small buffer is worth. Validation split, buffer {first['buffer']}, one seed, {made['device']}; `{made['command']}`:",
+        f"Seq-PathMNIST it can decide what a small buffer is worth. Validation split, buffer {first['buffer']}, one seed, {made['device']}; `{made['command']}`:",
         "",
         "| | " + " | ".join(ways) + " |",
         "| --- |" + " --- |" * len(ways),

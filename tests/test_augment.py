@@ -41,6 +41,16 @@ def test_preparation_scales_and_normalises():
     assert torch.equal(normal.augmented(image, torch.Generator()), normal.plain(image))  # no crop, no flip
 
 
+def test_features_that_are_no_images_are_normalised_too():
+    split = Split(torch.tensor([[1.0, 2.0], [3.0, 6.0]]), torch.tensor([0, 1]))
+    for mean, std, expected in (
+        ((1.0,), (2.0,), [[0.0, 0.5], [1.0, 2.5]]),
+        ((1.0, 2.0), (2.0, 4.0), [[0.0, 0.0], [1.0, 1.0]]),
+    ):
+        made = Preparation(split_by_class("s", split, split, [2], mean=mean, std=std), torch.device("cpu"))
+        assert made.plain(split.x).tolist() == expected
+
+
 def test_one_mean_serves_all_channels():
     split = Split(torch.full((1, 3, 2, 2), 255, dtype=torch.uint8), torch.tensor([0]))
     one = Preparation(split_by_class("s", split, split, [1], mean=(0.5,), std=(0.25,)), torch.device("cpu"))

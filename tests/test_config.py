@@ -84,7 +84,8 @@ def test_what_cannot_be_is_refused(stream, method, given, match):
         ("lr", "fast", "a number"), ("lr", True, "a number"), ("epochs", 1.5, "a whole number"),
         ("buffer", "100", "a whole number"), ("network", 3, "a word"), ("device", 0, "a word"),
         ("validation", "no", "true or false"), ("freeze", [1], "groups"), ("groups", 3, "auto, all, or groups"),
-        ("order", "1,0", "a seed, or a list of classes"),
+        ("order", "1,0", "a seed, or a list of classes"), ("order", [True, False], "a seed, or a list of classes"),
+        ("groups", [], "auto, all, or groups"), ("groups", "", "auto, all, or groups"), ("freeze", "", "groups"),
         ("epochs", None, "a whole number"), ("kd", "0.5", "a number"),
     ],
 )  # fmt: skip

@@ -410,11 +410,18 @@ def test_what_is_no_network_is_refused():
         FPF(None)
 
 
-@pytest.mark.parametrize("settings", [{"batch": 1}, {"capacity": 1}])
-def test_with_batch_norm_a_batch_of_one_is_refused(settings):
-    with pytest.raises(ValueError, match="with batch norm both must be 2 or more"):
-        FPF(networks.resnet18(4, width=4), **settings)
-    FPF(networks.mlp(10), **settings)
+def test_where_the_chosen_groups_are_frozen_by_now_nothing_is_finetuned():
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 5))
+    model[1].eval()
+    fpf = FPF(model, groups=["norm.stats"], every=3, steps=1)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(4):
+        assert fpf.observe(torch.rand(8, 4), torch.arange(8) % 5) is None
+    with pytest.warns(UserWarning, match=r"nothing was finetuned in 4 steps: norm\.stats, which is chosen, is frozen"):
+        fpf.finish()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model[1].train()
+    assert fpf.finish() is not None
 
 
 def test_a_grouping_by_iterators_is_read_once():

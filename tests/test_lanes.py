@@ -136,6 +136,28 @@ def test_runs_that_a_gpu_has_no_memory_for_at_once_all_end():
         assert ended[number].losses[0] == pytest.approx(alone[number], rel=1e-3)
 
 
+def test_a_start_that_ends_an_iteration_fails_alone():
+    def careless():
+        return next(iter([]))
+
+    found = dict(interleave([careless, lambda: start(WAYS[0], "cpu")], isolate=True))
+    assert isinstance(found[0], Failed)
+    assert isinstance(found[0].error, StopIteration)
+    assert isinstance(found[1], Ended)
+
+
+def test_a_run_that_was_closed_is_over_and_a_start_may_give_none():
+    seen = []
+    run = start(WAYS[0], "cpu")
+    for number, event in interleave([lambda: run, lambda: None, lambda: start(WAYS[0], "cpu")], 3):
+        seen.append((number, type(event)))
+        if number == 0:
+            run.close()
+    assert [number for number, _ in seen].count(0) == 1
+    assert 1 not in {number for number, _ in seen}
+    assert seen[-1] == (2, Ended)
+
+
 def test_a_run_that_has_too_little_memory_alone_fails():
     found = list(interleave([lambda: Small(room=0).run(0)], 4, isolate=True))
     assert isinstance(found[-1][1], Failed)

@@ -12,6 +12,7 @@ import time
 import pytest
 
 from forgetless import NonFiniteError, build, networks, record, streams, train
+from forgetless import sweep as module
 from forgetless.checkpoint import Schedule, load
 from forgetless.methods.er import ER
 from forgetless.sweep import (
@@ -380,7 +381,48 @@ def test_what_a_dead_process_had_not_begun_is_done_by_another(tmp_path, monkeypa
 
 
 def test_a_worker_that_has_died_is_dismissed_without_an_error(tmp_path):
-    worker = _Worker(tmp_path, None, None, (None, None))
+    worker = _Worker(tmp_path, None, _Job(plan(QUICK | {"method": "er"})), (None, None))
     worker.process.kill()
     worker.process.join()
     worker.dismiss()
+
+
+def test_jobs_on_the_cpu_wait_for_none_on_a_gpu_and_are_no_more_at_once_than_workers(tmp_path, monkeypatch):
+    """Make-believe processes: each ends one run whenever it is looked at, those on the GPU when all others have."""
+    crew, most = [], []
+
+    class Process:
+        def join(self, timeout=None):
+            pass
+
+        terminate = kill = join
+
+    class Worker:
+        def __init__(self, out, lanes, first, every):
+            self.connection, self.gpu, self.on_gpu, self.process, self.begun = (
+                self,
+                first.gpu,
+                first.on_gpu,
+                Process(),
+                set(),
+            )
+            crew.append(self)
+
+        def give(self, job):
+            self.has = {one.settings.id: one for one in job.runs}
+
+        def recv(self):
+            most.append(sum(not one.on_gpu for one in crew))
+            return next(iter(self.has)), False, None
+
+        def dismiss(self):
+            crew.remove(self)
+
+    monkeypatch.setattr(module, "_Worker", Worker)
+    monkeypatch.setattr(module, "Connection", Worker)
+    monkeypatch.setattr(module, "_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(module, "wait", lambda ready: [min(ready, key=lambda one: one.on_gpu)])
+    runs = plan(QUICK | {"method": "er", "device": ["cuda", "cpu"], "seeds": 4, "precision": "fp32"})
+    ended = [note.settings.device for note in _here(runs, tmp_path, 2, None, (None, None))]
+    assert ended == ["cpu"] * 4 + ["cuda"] * 4
+    assert max(most) == 2

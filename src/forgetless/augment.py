@@ -34,9 +34,11 @@ class Preparation:
         self._pad, self._flip = stream.pad, stream.flip
         self._mean = self._std = None
         if stream.mean and stream.std:
-            channels = (stream.shape[0], 1, 1)
-            self._mean = torch.tensor(stream.mean, device=device).reshape(-1, 1, 1).expand(channels).contiguous()
-            self._std = torch.tensor(stream.std, device=device).reshape(-1, 1, 1).expand(channels).contiguous()
+            channels = (stream.shape[0], *[1] * (len(stream.shape) - 1))  # of images, or of plain features
+            self._mean, self._std = (
+                torch.tensor(values, device=device).expand(stream.shape[0]).reshape(channels).contiguous()
+                for values in (stream.mean, stream.std)
+            )
 
     def plain(self, x: Tensor) -> Tensor:
         x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()

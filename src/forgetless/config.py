@@ -94,12 +94,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _are(value: Any, kind: type) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(one, kind) for one in value)
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
-def _are_words(value: Any) -> bool:
-    return isinstance(value, str) or _are(value, str)
+def _are(value: Any, fit: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list | tuple) and all(map(fit, value))
 
 
 def _list(value: Any) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ def _list(value: Any) -> tuple[Any, ...]:
 # Of each setting: what a value must be, how it is kept, and the same in words.
 _WHOLE = (_is_whole, int, "a whole number")
 _NUMBER = (_is_number, float, "a number")
-_WORD = (lambda value: isinstance(value, str), str, "a word")
+_WORD = (_is_word, str, "a word")
 _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "seed"), _WHOLE),
     **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), _NUMBER),
@@ -117,18 +117,25 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
     "validation": (lambda value: isinstance(value, bool), bool, "true or false"),
     "options": (lambda value: isinstance(value, Mapping), dict, "the method's own settings by name"),
     "order": (
-        lambda value: _is_whole(value) or _are(value, int),
-        lambda value: value if _is_whole(value) else _list(value),
+        lambda value: _is_whole(value) or _are(value, _is_whole),
+        lambda value: int(value) if _is_whole(value) else tuple(map(int, value)),
         "a seed, or a list of classes",
     ),
-    "groups": (_are_words, lambda value: value if value in ("auto", "all") else _list(value), "auto, all, or groups"),
-    "freeze": (_are_words, _list, "groups"),
+    "groups": (
+        lambda value: _is_word(value) or (bool(value) and _are(value, _is_word)),
+        lambda value: value if value in ("auto", "all") else _list(value),
+        "auto, all, or groups",
+    ),
+    "freeze": (lambda value: _is_word(value) or _are(value, _is_word), _list, "groups"),
 }
 _OPEN = ("every", "steps", "ft_lr", "groups", "threshold", "order")  # may be None
 
 
 def _typed(name: str, value: Any) -> Any:
-    """A setting's value in its type, so that equal settings have one id; an error if it is of another."""
+    """A setting's value in its type, so that 1 and 1.0 have one id; an error if it is of another.
+
+    A method's own settings, ``options``, are taken as they are given; ``build`` checks them.
+    """
     if value is None and name in _OPEN:
         return None
     fits, keep, wanted = _KINDS[name]

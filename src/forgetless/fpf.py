@@ -19,7 +19,6 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless import finetuning
 from forgetless.buffer import Buffer, check_seed, check_whole, restore_generator
@@ -117,8 +116,6 @@ class FPF:
             check_whole("every", every)
 
         network = unwrap(model)
-        if min(batch, capacity) < 2 and any(isinstance(module, _BatchNorm) for module in network.modules()):
-            raise ValueError(f"batch is {batch}, capacity is {capacity}; with batch norm both must be 2 or more")
         threshold = threshold if threshold is not None else (1.0 if every is None else 0.3)
         self._selection = Selection(network, groups, threshold, grouping, head)
         self._where = None if device is None else torch.device(device)
@@ -286,7 +283,7 @@ class FPF:
         return begins
 
     def _finetune(self) -> Finetuned | None:
-        chosen = self._selection.choice(self._tracker.task_changes())
+        chosen = self._selection.movable(self._selection.choice(self._tracker.task_changes()))
         if not chosen:
             return None
         done = finetuning.finetune(

@@ -70,12 +70,12 @@ def interleave(
                 active[number] = begun
                 width.started(number, begun.engine.device)
             return None
-        except StopIteration:  # it was closed
-            del active[number]
-            width.ended(number)
-            return None
         except Exception as error:
-            active.pop(number, None)
+            begun = active.pop(number, None)
+            if begun is not None and isinstance(error, StopIteration):  # whoever reads its events has closed it
+                width.ended(number)
+                return None
+            del begun  # nothing of it is to stay
             if isinstance(error, torch.cuda.OutOfMemoryError) and active:
                 width.narrow(len(active))
                 first.append(number)

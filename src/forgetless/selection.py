@@ -8,7 +8,7 @@ from torch import nn
 
 from forgetless import dynamics
 from forgetless.buffer import check_number
-from forgetless.finetuning import check_names
+from forgetless.finetuning import check_names, movable
 from forgetless.grouping import Groups, counts, float_tensors, is_norm
 from forgetless.grouping import groups as derive
 from forgetless.profile import Group, Profile
@@ -77,6 +77,10 @@ class Selection:
         """The groups to finetune: those chosen already, or those these changes choose; none while nothing is known."""
         return self.chosen if self.chosen is not None else dynamics.select(self.scores(by_tensor), self.threshold)
 
+    def movable(self, chosen: Collection[str]) -> tuple[str, ...]:
+        """Those of these groups that are not frozen by now."""
+        return tuple(group for group in chosen if movable(self._network, self._live[group]))
+
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         scores, chosen = self.scores(by_tensor), self.choice(by_tensor)
         sizes = counts(self._network, {group: tuple(self._live.get(group, ())) for group in self.grouping})
@@ -85,7 +89,11 @@ class Selection:
         return Profile(tuple(groups), comparisons)
 
     def why_not(self, by_tensor: Mapping[str, float]) -> str:
-        """Why nothing is chosen."""
+        """Why nothing is finetuned."""
+        chosen = self.choice(by_tensor)
+        if chosen and not self.movable(chosen):
+            verb = "are" if len(chosen) > 1 else "is"
+            return f"{', '.join(chosen)}, which {verb} chosen, {verb} frozen"
         scores = self.scores(by_tensor)
         if not scores:
             return "no shift of the data was seen, so no sensitivity is known"

@@ -228,16 +228,18 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every)
 def _here(
     runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None, every: Every
 ) -> Iterator[Started | Done | Failed]:
-    jobs: deque[_Job] = deque(_by_gpu(runs, _gpus()))
-    count = len(jobs) + (workers or cores())
-    jobs.extend(_Job(members) for members in _sharing(runs) if not members[0].settings.device.startswith("cuda"))
+    on_gpu: deque[_Job] = deque(_by_gpu(runs, _gpus()))
+    on_cpu = deque(_Job(own) for own in _sharing(runs) if not own[0].settings.device.startswith("cuda"))
     crew: dict[Connection, _Worker] = {}
     try:
-        while jobs or crew:
-            while jobs and len(crew) < count:
-                worker = _Worker(out, lanes, jobs[0].gpu, every)
-                crew[worker.connection] = worker
-                worker.give(jobs.popleft())
+        while on_gpu or on_cpu or crew:
+            busy = sum(not worker.on_gpu for worker in crew.values())
+            free = (workers or cores()) - busy
+            for jobs, count in ((on_gpu, len(on_gpu)), (on_cpu, min(free, len(on_cpu)))):
+                for _ in range(count):
+                    worker = _Worker(out, lanes, jobs[0], every)
+                    crew[worker.connection] = worker
+                    worker.give(jobs.popleft())
             for connection in wait(list(crew)):
                 assert isinstance(connection, Connection)
                 worker = crew[connection]
@@ -250,7 +252,7 @@ def _here(
                     lost = [one for one in worker.has.values() if one.settings.id in worker.begun or not worker.begun]
                     yield from (_note(one, out, (died, "")) for one in lost)
                     left = [one for one in worker.has.values() if one not in lost]
-                    jobs.extend([_Job(left, worker.gpu)] if left else [])
+                    (on_gpu if worker.on_gpu else on_cpu).extend([_Job(left, worker.gpu)] if left else [])
                     continue
                 if started:
                     worker.begun.add(name)
@@ -259,8 +261,8 @@ def _here(
                 yield _note(worker.has.pop(name), out, error)
                 if worker.has:
                     continue
-                if jobs and jobs[0].gpu == worker.gpu:
-                    worker.give(jobs.popleft())
+                if on_cpu and not worker.on_gpu:
+                    worker.give(on_cpu.popleft())
                 else:
                     worker.dismiss()
                     del crew[connection]
@@ -284,6 +286,10 @@ class _Job:
 
     runs: list[Planned]
     gpu: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.runs[0].settings.device.startswith("cuda")
 
 
 def _gpus() -> list[str]:
@@ -338,17 +344,17 @@ def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
 
 
 class _Worker:
-    """A process of its own, and the runs it has."""
+    """A process of its own for jobs like the first, and the runs it has."""
 
-    def __init__(self, out: Path, lanes: int | None, gpu: str | None, every: Every) -> None:
+    def __init__(self, out: Path, lanes: int | None, first: _Job, every: Every) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.gpu = gpu
+        self.gpu, self.on_gpu = first.gpu, first.on_gpu
         self.has: dict[str, Planned] = {}
         self.begun: set[str] = set()
         # Read there when torch is imported.
         wanted = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        with _environment(wanted if gpu is None else {**wanted, "CUDA_VISIBLE_DEVICES": gpu}):
+        with _environment(wanted if self.gpu is None else {**wanted, "CUDA_VISIBLE_DEVICES": self.gpu}):
             self.process: BaseProcess = context.Process(
                 target=_work, args=(theirs, str(out), lanes, every), daemon=True
             )

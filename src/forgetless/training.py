@@ -368,8 +368,9 @@ class _Training:
                 done = yield from self._finetune(number, self.epochs - 1)
                 if done is None:
                     why = self.repair.selection.why_not(self.repair.tracker.task_changes())
-                    said = f"nothing was finetuned at the end: {why}; name the groups, or lower the threshold"
+                    said = f"nothing was finetuned at the end: {why}; name other groups, or lower the threshold"
                     warnings.warn(said, stacklevel=2)
+                    self.repair.selection.chosen = ()
                 else:
                     yield done
             accuracies = self._evaluate()
@@ -634,7 +635,7 @@ class Repair:
         settings, learner = self._settings, self._learner
         assert settings is not None
         if self._run is None:
-            chosen = self._movable(self.selection.choice(self.tracker.task_changes()))
+            chosen = self.selection.movable(self.selection.choice(self.tracker.task_changes()))
             if not chosen:
                 return None
             # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
@@ -654,10 +655,6 @@ class Repair:
         self.selection.chosen = chosen
         self.tracker.start()
         return Repaired(step, chosen, done.losses[0], done.losses[-1])
-
-    def _movable(self, groups: tuple[str, ...]) -> tuple[str, ...]:
-        """Those that are not frozen by now."""
-        return tuple(g for g in groups if finetuning.movable(self._network, self.selection.names([g])))
 
     def _begin(self, chosen: tuple[str, ...]) -> None:
         settings, learner = self._settings, self._learner
