@@ -1,0 +1,113 @@
+"""The committed records, by row, and numbers of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from forgetless import record, targets
+
+HERE = Path(__file__).parent.parent
+DOCS = HERE.parent / "docs"
+
+
+COLUMNS = tuple((s, b) for s in ("seq-cifar10", "seq-organamnist", "seq-pacs") for b in (500, 200))
+MASKED = "k-fpf-kd+masked"
+
+
+REPAIRABLE = ("er", "agem", "icarl", "fdr", "der", "derpp")
+
+
+def read(name: str) -> Any:
+    return json.loads((HERE / "records" / name).read_text())
+
+
+def rows(folder: Path) -> dict[str, list[record.Record]]:
+    found: dict[str, list[record.Record]] = {}
+    for file in sorted(folder.glob("*-[0-9].json")):
+        made = record.read(file)
+        found.setdefault(made.label, []).append(made)
+    return found
+
+
+def measured(stream: str, buffer: int) -> dict[str, list[record.Record]]:
+    """The records of a column by row; those of methods without a buffer belong to every column of the stream."""
+    denser = chosen_rows(stream, buffer).get("k-fpf-dense", {}).get("chosen", {})
+    found: dict[str, list[record.Record]] = {}
+    for made in map(record.read, record.files(HERE.parent / "results" / stream)):
+        if made.label in ("joint", "sgd", "oewc") or made.settings["buffer"] == buffer:
+            row, own = made.label, made.settings
+            if row in ("k-fpf-ce", "k-fpf-kd") and denser and denser.items() <= own.items():
+                row = f"{row}, every {own['every']} steps"
+            found.setdefault(row, []).append(made)
+    return found
+
+
+def chosen_rows(stream: str, buffer: int) -> dict[str, Any]:
+    """What was searched for and chosen, by row."""
+    file = HERE.parent / "results" / stream / f"chosen-{stream}-{buffer}.json"
+    found: dict[str, Any] = json.loads(file.read_text())["rows"]
+    return found
+
+
+def tried(stream: str, buffer: int, row: str) -> list[dict[str, Any]]:
+    """The points of a row's grid, each with its accuracy on validation."""
+    grid: list[dict[str, Any]] = chosen_rows(stream, buffer)[row]["grid"]
+    return grid
+
+
+def points_of(found: dict[str, list[record.Record]]) -> dict[str, tuple[float, float]]:
+    """TFLOPs and accuracy of each row, less joint; FPF's rows give those of their methods too."""
+    points = {}
+    for row, runs in found.items():
+        flops = tflops(runs)
+        points[row] = (flops, mean(made.accuracy for made in runs))
+        if row.startswith("fpf+"):
+            flops -= mean(made.flops["finetune"] for made in runs) / 1e12
+            points[row.removeprefix("fpf+")] = (flops, mean(mean(made.before_finetuning or []) for made in runs))
+    points.pop("joint", None)
+    return points
+
+
+def settings(records: list[record.Record]) -> str:
+    """What a row was trained with, beyond what all rows share."""
+    first = records[0].settings
+    names = (
+        ["lr", "batch", "replay"]
+        if first["method"] not in ("sgd", "masked", "joint", "oewc", "gdumb")
+        else ["lr", "batch"]
+    )
+    values = {name: first[name] for name in names} | first["options"]
+    if first["repair"] != "none":
+        values |= {name: first[name] for name in ("ft_lr", "every", "kd") if first[name]}
+        if first["threshold"] != {"fpf": 1.0, "k-fpf": 0.3}[first["repair"]]:
+            values["threshold"] = first["threshold"]
+        if first["groups"] != "auto":
+            values["groups"] = " ".join(first["groups"])
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
+    )
+
+
+def finetuned(records: list[record.Record]) -> str:
+    """The groups chosen, with how many seeds chose them where they differ."""
+    chosen: dict[str, int] = {}
+    for made in records:
+        if made.chosen:
+            name = " ".join(made.chosen)
+            chosen[name] = chosen.get(name, 0) + 1
+    if len(chosen) == 1:
+        return next(iter(chosen))
+    return "; ".join(f"{name} ({count} of {len(records)})" for name, count in chosen.items())
+
+
+def tflops(records: list[record.Record]) -> float:
+    """Of a whole run, mean over them."""
+    return mean(sum(made.flops.values()) for made in records) / 1e12
+
+
+def standard_error(target: targets.Target, values: list[float]) -> float:
+    """Of the difference between our mean and the paper's, which is over five runs."""
+    return float((((target.std or 0) ** 2) / 5 + stdev(values) ** 2 / len(values)) ** 0.5)
