@@ -14,8 +14,6 @@ BEFORE_MASKED = (
     " Those of `masked`, and their search, were made before it was\na method, by SGD with an option to try it: their records say version 0.5.0, "
     "and method, options and id in them were rewritten to what runs the same now."
 )
-
-
 BEFORE_ICARL = (
     " In the records of fpf+icarl all accuracies but those at\nthe end, before and after FPF, are wrong: "
     "classes that were not seen yet were predicted, which was mended in 0.8.0."
