@@ -31,8 +31,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 def measure(runs: list[Settings], way: str, work: Path) -> list[Record]:
     first = runs[0]
     stream = replace(build.build_stream(first), **WAYS[way])
-    key: tuple[object, ...] = (first.stream, first.order, first.validation, first.device)
-    streams = {key: (stream, checkpoint.data_checksum(stream))}
+    streams = {build.stream_key(first): (stream, checkpoint.data_checksum(stream))}
     found = []
     for _, made in build.run_lanes(runs, out=work / way.replace(" ", "-"), streams=streams):
         if not isinstance(made, Record):

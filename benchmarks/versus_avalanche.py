@@ -3,9 +3,9 @@
     python benchmarks/versus_avalanche.py --batch 10 --avalanche PYTHON [--threads 1] [--out FILE]
 
 PYTHON is the interpreter of an environment that has avalanche-lib, which needs torchvision. All train the same MLP with
-SGD, a buffer of 500 and as many replayed examples as new ones, on as many threads. Seconds are of training alone: data
-is in memory before the clock starts, and nothing is evaluated. ``products`` are the eight matrix products of such a
-step and nothing else, which no way of training it can be faster than.
+SGD, a buffer of 500 and as many replayed examples as new ones, on ``--threads`` threads. Seconds are of training alone:
+data is in memory before the clock starts, and nothing is evaluated. ``products`` are the eight matrix products of such
+a step and nothing else, which no way of training it can be faster than.
 """
 
 from __future__ import annotations

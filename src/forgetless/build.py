@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,7 +22,7 @@ import forgetless
 from forgetless import catalogue, checkpoint, record, scores
 from forgetless.catalogue import nearest
 from forgetless.checkpoint import Schedule, Stop, Stopped
-from forgetless.config import Settings
+from forgetless.config import NUMBER, SWITCH, WHOLE, Settings
 from forgetless.contract import check
 from forgetless.engine import find_device
 from forgetless.finetuning import Finetune
@@ -46,6 +45,11 @@ def build_stream(settings: Settings) -> Stream:
     if not isinstance(stream, Stream):
         raise ValueError(f"stream {settings.stream!r} gives a {type(stream).__name__}; it must give a Stream")
     return stream.validation() if settings.validation else stream
+
+
+def stream_key(settings: Settings) -> tuple[object, ...]:
+    """The same for runs that read the same stream on the same device."""
+    return settings.stream, settings.order, settings.validation, settings.device
 
 
 def build_method(settings: Settings) -> Method:
@@ -71,16 +75,12 @@ def _check_options(kind: type, options: Mapping[str, Any]) -> None:
         hints = get_type_hints(kind)
     except Exception:  # a user's own annotations may name anything
         return
-    wanted: dict[object, tuple[type, str]] = {
-        bool: (bool, "true or false"), int: (Integral, "a whole number"), float: (Real, "a number"),
-        str: (str, "a word"),
-    }  # fmt: skip
+    kinds = {bool: SWITCH, int: WHOLE, float: NUMBER, str: (lambda value: isinstance(value, str), str, "a word")}
     for name, value in options.items():
-        if hints.get(name) not in wanted:
-            continue
-        type_, said = wanted[hints[name]]
-        if not isinstance(value, type_) or (isinstance(value, bool) and type_ is not bool):
-            raise ValueError(f"{name} is {value!r}; it must be {said}")
+        if hints.get(name) in kinds:
+            fit, _, wanted = kinds[hints[name]]
+            if not fit(value):
+                raise ValueError(f"{name} is {value!r}; it must be {wanted}")
 
 
 def build_network(settings: Settings, stream: Stream) -> nn.Module:
@@ -204,9 +204,9 @@ def run(
     With a ``schedule`` it leaves checkpoints, and on ``stop`` a last one and ``Stopped``; from a checkpoint that is
     there it goes on. ``log`` passes the events on, as those of ``loggers`` do.
     """
-    if out is not None and record.path(out, settings).exists():
-        return record.read(record.path(out, settings))
     if out is not None:
+        if record.path(out, settings).exists():
+            return record.read(record.path(out, settings))
         check_folder(out)
     stop = stop or Stop()
     stream = build_stream(settings) if stream is None else stream
@@ -239,7 +239,8 @@ def run_lanes(
     """Runs side by side on one GPU (``lanes``), elsewhere one after the other; gives what became of each as it ends.
 
     Those whose record is in ``out`` are not done again. A run that fails gives its error, and the others go on. Streams
-    that several runs share are read once, and kept on the device once; given as ``streams``, over several calls too.
+    that several runs share are read once, and kept on the device once; given as ``streams``, by ``stream_key`` and with
+    their ``checkpoint.data_checksum``, over several calls too.
     Runs that differ only in FPF's finetuning, or in that there is none, share one training: each of them goes on from
     its end, as it would alone.
     ``sources`` are by the runs' ids; ``schedule`` and ``stop`` as for ``run``.
@@ -332,7 +333,7 @@ class _Pack:
             return None
         settings = one.settings
         self.on_start(settings)
-        key = (settings.stream, settings.order, settings.validation, settings.device)
+        key = stream_key(settings)
         if key not in self.streams:
             stream, device = build_stream(settings), find_device(settings.device)
             self.streams[key] = stream.to(device, images=fits(stream, device)), checkpoint.data_checksum(stream)

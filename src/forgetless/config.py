@@ -107,14 +107,16 @@ def _list(value: Any) -> tuple[Any, ...]:
 
 
 # Of each setting: what a value must be, how it is kept, and the same in words.
-_WHOLE = (_is_whole, int, "a whole number")
-_NUMBER = (_is_number, float, "a number")
-_WORD = (_is_word, str, "a word")
-_KINDS: dict[str, tuple[Callable[[Any], bool], Callable[[Any], Any], str]] = {
-    **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "seed"), _WHOLE),
-    **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), _NUMBER),
+Kind = tuple[Callable[[Any], bool], Callable[[Any], Any], str]
+WHOLE: Kind = (_is_whole, int, "a whole number")
+NUMBER: Kind = (_is_number, float, "a number")
+SWITCH: Kind = (lambda value: isinstance(value, bool), bool, "true or false")
+_WORD: Kind = (_is_word, str, "a word")
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "seed"), WHOLE),
+    **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), NUMBER),
     **dict.fromkeys(("stream", "method", "network", "repair", "device", "precision"), _WORD),
-    "validation": (lambda value: isinstance(value, bool), bool, "true or false"),
+    "validation": SWITCH,
     "options": (lambda value: isinstance(value, Mapping), dict, "the method's own settings by name"),
     "order": (
         lambda value: _is_whole(value) or _are(value, _is_whole),

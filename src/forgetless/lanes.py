@@ -71,11 +71,10 @@ def interleave(
                 width.started(number, begun.engine.device)
             return None
         except Exception as error:
-            begun = active.pop(number, None)
-            if begun is not None and isinstance(error, StopIteration):  # whoever reads its events has closed it
+            had_begun = active.pop(number, None) is not None
+            if had_begun and isinstance(error, StopIteration):  # whoever reads its events has closed it
                 width.ended(number)
                 return None
-            del begun  # nothing of it is to stay
             if isinstance(error, torch.cuda.OutOfMemoryError) and active:
                 width.narrow(len(active))
                 first.append(number)

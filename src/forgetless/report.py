@@ -94,9 +94,8 @@ def _check_alike(members: Sequence[Record]) -> None:
     """An error if records of the same settings have other tasks or groups: they are of different code or data."""
     first = members[0]
     for other in members[1:]:
-        if len(other.accuracy_matrix[-1]) != len(first.accuracy_matrix[-1]) or other.sensitivity.keys() != (
-            first.sensitivity.keys()
-        ):
+        same_tasks = len(other.accuracy_matrix[-1]) == len(first.accuracy_matrix[-1])
+        if not same_tasks or other.sensitivity.keys() != first.sensitivity.keys():
             raise ValueError(
                 f"the records {first.id} and {other.id} have the same settings but for the seed, and other tasks or "
                 "groups of parameters: one is of code that was changed since; remove it"
