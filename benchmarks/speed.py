@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from forgetless import Finetune, catalogue, networks, train
+from forgetless.engine import Engine
 from forgetless.lanes import interleave
 from forgetless.stream import Split, Stream, Task
 from forgetless.training import EVERY, Run, Stepped, with_seed
@@ -114,6 +115,7 @@ def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) 
     }  # fmt: skip
     if not cuda:
         found |= {name: getattr(arguments, name) for name in ("threads", "compile")}
+        found |= {"onednn": True} if arguments.onednn else {}
     if cuda:
         found["megabytes_per_lane"] = round((torch.cuda.max_memory_reserved() - before) / lanes / 2**20)
     return found
@@ -132,6 +134,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="measure so often, and keep the shortest")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
     parser.add_argument("--compile", action="store_true", help="the network, by torch.compile")
+    parser.add_argument("--onednn", action="store_true", help="on Arm: an MLP with oneDNN, as torch has it")
     parser.add_argument("--eager", action="store_true", help="also without capturing, one lane")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -142,11 +145,13 @@ def main() -> None:
         rows, commands = before["rows"], before["commands"]
     origin = provenance(arguments.device)
     commands.append(origin.pop("command"))
-    names = ("network", "size", "batch", "precision", "way", "captured", "lanes", "threads", "compile")
+    names = ("network", "size", "batch", "precision", "way", "captured", "lanes", "threads", "compile", "onednn")
     known = {tuple(row.get(name) for name in names) for row in rows}
     cuda = arguments.device == "cuda"
-    on_cpu = (None, None) if cuda else (arguments.threads, arguments.compile)
+    on_cpu = (None, None, None) if cuda else (arguments.threads, arguments.compile, arguments.onednn or None)
     torch.set_num_threads(arguments.threads)
+    if arguments.onednn:
+        Engine.suit = lambda *_: None  # type: ignore[method-assign]
     cases = [(way, 1, False) for way in arguments.ways.split(",") if arguments.eager or not cuda]
     cases += [(way, int(n), True) for way in arguments.ways.split(",") for n in arguments.lanes.split(",") if cuda]
     for way, lanes, capture in cases:

@@ -50,6 +50,17 @@ def test_labels_are_what_people_call_the_runs():
     assert label("der", repair="k-fpf", groups="all") == "k-fpf-all-ce+der"
 
 
+def test_anytime_is_part_of_the_id_where_it_is_on_and_shares_no_training():
+    plain, off, on = (
+        resolve("seq-digits", "er", {"repair": "fpf", **g})[0] for g in ({}, {"anytime": False}, {"anytime": True})
+    )
+    assert plain.id == off.id != on.id
+    assert "anytime" not in plain.to_dict()
+    assert Settings.from_dict(on.to_dict()) == on
+    assert plain.training == resolve("seq-digits", "er", {})[0].training
+    assert on.training == on.id
+
+
 def test_precision_is_bf16_on_a_gpu_unless_given_and_fp32_leaves_older_ids_as_they_were():
     assert resolve("seq-digits", "er", {})[0].precision == "fp32"
     assert "precision" not in resolve("seq-digits", "er", {})[0].to_dict()

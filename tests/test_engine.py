@@ -261,6 +261,26 @@ def test_a_precision_rounds_as_it_should(precision, error):
     assert error / 500 < (found - wanted).norm() / wanted.norm() < error
 
 
+@pytest.mark.parametrize(
+    ("machine", "network", "precision", "used"),
+    [
+        ("aarch64", networks.mlp, "fp32", False),
+        ("arm64", networks.mlp, "fp32", False),
+        ("x86_64", networks.mlp, "fp32", True),
+        ("aarch64", networks.resnet18, "fp32", True),
+        ("aarch64", networks.mlp, "bf16", True),
+    ],
+)
+def test_on_arm_a_perceptron_is_computed_without_onednn(machine, network, precision, used, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("forgetless.engine.check_precision", lambda *_: None)
+    engine = Engine(precision=precision)
+    engine.suit(network(2))
+    with engine.active():
+        assert torch.backends.mkldnn.enabled == used
+    assert torch.backends.mkldnn.enabled
+
+
 @on_gpu
 def test_torchs_switches_are_as_they_were_between_events():
     before = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.cuda.current_stream())

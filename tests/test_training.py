@@ -1,6 +1,8 @@
 import copy
+import dataclasses
 import math
 import os
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from forgetless.methods.er import ER
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
+from forgetless.methods.packnet import PackNet
 from forgetless.methods.sgd import SGD
 from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
 from helpers import small_stream
@@ -109,6 +112,58 @@ def test_with_given_groups_k_fpf_finetunes_from_the_start():
     events, _ = run(finetune=Finetune.k_fpf(15, steps=2, groups=("fc2",), batch=12))
     assert [e.step for e in events if isinstance(e, Repaired)] == [15, 30, 45, 60, 60]
     assert all(e.groups == ("fc2",) for e in events if isinstance(e, Repaired))
+
+
+ENDINGS = {
+    "fpf+er": (ER, FINETUNE),
+    "fpf+icarl": (ICaRL, FINETUNE),
+    "fpf+packnet": (PackNet, Finetune(steps=20, lr=0.3, batch=12, groups=("fc2",))),
+    "k-fpf-kd": (SGD, Finetune.k_fpf(15, steps=10, lr=0.3, batch=12, distill=0.1)),
+    "gdumb": (partial(GDumb, memory_epochs=8), None),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_anytime_accuracies_are_those_of_a_stream_that_ends_there_and_the_run_goes_on_as_without(name, device):
+    method, finetune = ENDINGS[name]
+    how = {"finetune": finetune, "device": device}
+    events, result = run(method(), anytime=True, **how)
+    shorter = dataclasses.replace(STREAM, tasks=STREAM.tasks[:2])
+    assert result.accuracy_matrix[1][:2] == run(method(), shorter, **how)[1].accuracy_matrix[1]
+    _, plain = run(method(), **how)
+    assert result.accuracy_matrix[1] != plain.accuracy_matrix[1]
+    for same in ("before_finetuning", "losses", "epoch_changes", "task_changes", "finetunings", "flops", "steps"):
+        assert getattr(result, same) == getattr(plain, same), same
+    assert result.accuracy_matrix[-1] == plain.accuracy_matrix[-1]
+    for one, other in zip(result.network.state_dict().values(), plain.network.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert [e for e in events if isinstance(e, Repaired)] == list(result.finetunings)
+
+
+def test_anytime_accuracies_are_the_same_after_a_stop():
+    how = {"finetune": K_FPF, "anytime": True}
+    settings = {"epochs": 2, "batch": 6, "lr": 0.2, "replay": 6, "buffer": 36, **how}
+    under_way = train(STREAM, SGD(), network(), **settings)
+    ended = 0
+    for event in under_way:
+        ended += isinstance(event, TaskEnded)
+        if ended == 2 and isinstance(event, Stepped) and (state := under_way.state_dict()) is not None:
+            break
+    under_way.close()
+    _, again = run(state=state, **how)
+    assert again.accuracy_matrix == run(**how)[1].accuracy_matrix
+
+
+def test_where_a_task_ends_as_if_all_did_no_state_can_be_taken():
+    under_way = train(STREAM, SGD(), network(), batch=6, buffer=36, finetune=FINETUNE, anytime=True)
+    before = torch.get_rng_state()
+    for event in under_way:
+        if isinstance(event, Stepped) and event.step == 20 and under_way.state_dict() is None:
+            break  # in the finetuning after the second task, whose last step is the 20th
+    else:
+        pytest.fail("there was no finetuning after the second task")
+    under_way.close()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_only_the_chosen_groups_move_in_a_finetuning():

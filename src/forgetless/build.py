@@ -123,8 +123,8 @@ def start(
     return train(
         stream, method, network, epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
         replay=settings.replay, buffer=settings.buffer, finetune=finetune, weight_decay=settings.weight_decay,
-        freeze=settings.freeze, seed=settings.seed, device=settings.device, precision=settings.precision,
-        capture=capture, state=state,
+        freeze=settings.freeze, anytime=settings.anytime, seed=settings.seed, device=settings.device,
+        precision=settings.precision, capture=capture, state=state,
     )  # fmt: skip
 
 

@@ -84,6 +84,9 @@ def run(
     freeze: Annotated[str | None, typer.Option(help="Groups that stay as they are after the first task.")] = None,
     order: Annotated[str | None, typer.Option(help="Order of the classes: a seed, or class,class,…")] = None,
     validation: Annotated[bool, typer.Option("--validation", help="Hold out 10 % and test on it.")] = False,
+    anytime: Annotated[
+        bool, typer.Option("--anytime", help="After each task, test what an end of the stream there would give.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of weights, order, augmentation, buffer.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
     precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16; default: bf16 on a GPU, else fp32.")] = None,
@@ -100,8 +103,8 @@ def run(
         "network": network, "buffer": buffer, "epochs": epochs, "batch": batch, "replay": replay, "lr": lr,
         "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "kd": kd,
         "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
-        "validation": validation or None, "seed": seed, "device": device, "precision": precision,
-        "repair": None if repair == "none" else repair,
+        "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
+        "precision": precision, "repair": None if repair == "none" else repair,
     }  # fmt: skip
     chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
     settings, sources = resolve(stream, method, chosen)
@@ -183,6 +186,7 @@ def demo(
         ("derpp", {"repair": "fpf"}),
         ("joint", {}),
     ]
+    ways = [(method, {**way, "anytime": True} if "repair" in way else way) for method, way in ways]
     runs = [resolve("seq-digits", method, {**way, "seed": seed}) for method, way in ways for seed in range(seeds)]
     with _bar() as progress:
         bar = progress.add_task("training", total=len(runs))

@@ -38,6 +38,7 @@ class Settings:
     freeze: tuple[str, ...] = ()
     order: int | tuple[int, ...] | None = None
     validation: bool = False
+    anytime: bool = False
     seed: int = 0
     device: str = "cpu"
     precision: str = "fp32"
@@ -55,7 +56,7 @@ class Settings:
 
         Not with a method or network of the user's, which may keep more than a state holds.
         """
-        if self.repair == "k-fpf" or self.method not in METHODS or self.network not in NETWORKS:
+        if self.repair == "k-fpf" or self.anytime or self.method not in METHODS or self.network not in NETWORKS:
             return self.id
         alike = replace(self, repair="fpf", every=None, steps=None, ft_lr=None, groups=None, threshold=None)
         return replace(alike, kd=float(self.kd > 0)).id
@@ -71,11 +72,9 @@ class Settings:
         return kind if self.method == "sgd" else f"{kind}+{self.method}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data. ``precision`` came later than the first records: fp32 is left out, so that their ids stay."""
+        """Plain data. What came later than the first records is left out at its default, so that their ids stay."""
         made: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        if self.precision == "fp32":
-            del made["precision"]
-        return made
+        return {name: value for name, value in made.items() if _LATER.get(name, ...) != value}
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Settings:
@@ -84,6 +83,9 @@ class Settings:
             if name not in known:
                 raise ValueError(f"no setting named {name!r}{nearest(name, known)}")
         return Settings(**{name: _typed(name, value) for name, value in values.items()})
+
+
+_LATER = {"precision": "fp32", "anytime": False}
 
 
 def _is_whole(value: Any) -> bool:
@@ -116,7 +118,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "seed"), WHOLE),
     **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), NUMBER),
     **dict.fromkeys(("stream", "method", "network", "repair", "device", "precision"), _WORD),
-    "validation": SWITCH,
+    **dict.fromkeys(("validation", "anytime"), SWITCH),
     "options": (lambda value: isinstance(value, Mapping), dict, "the method's own settings by name"),
     "order": (
         lambda value: _is_whole(value) or _are(value, _is_whole),

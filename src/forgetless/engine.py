@@ -9,6 +9,7 @@ numbers; runs in turns on one GPU therefore end as each would alone.
 from __future__ import annotations
 
 import gc
+import platform
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -61,7 +62,8 @@ class Engine:
         self._kept: dict[Hashable, Any] = {}
         self._generators: list[torch.Generator] = []
         self._queued: deque[torch.cuda.Event] = deque(maxlen=AHEAD)
-        self._waits = False
+        self._waits = self._inside = False
+        self._onednn = True
         self._held: dict[str, Tensor] = {}
         with self._fork():
             self.seed(seed)
@@ -83,8 +85,10 @@ class Engine:
     def active(self) -> Iterator[None]:
         """Within: this run's CUDA stream, precision and global random numbers; on leaving, what was before."""
         self._waits = False
-        with self._fork(), _numbers(self.device, self.precision, self.deterministic):
+        switches = _numbers(self.precision, self.deterministic) if self.cuda else _products(onednn=self._onednn)
+        with self._fork(), switches:
             self._set_global_states(self._random)
+            self._inside = True
             try:
                 if self._stream is not None:  # what the caller has queued, weights it loaded say, comes first
                     self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -93,7 +97,15 @@ class Engine:
                     if self._stream is not None:
                         self._queued.append(self._stream.record_event())
             finally:
-                self._random = self._global_states()
+                self._random, self._inside = self._global_states(), False
+
+    def suit(self, network: nn.Module) -> None:
+        """From the next call of ``active`` on, compute as suits this network.
+
+        On Arm torch gives the products of an MLP to oneDNN, whose start takes longer than they do (docs/speed.md).
+        """
+        small = isinstance(network, MLP) and self.precision == "fp32"
+        self._onednn = not (small and platform.machine() in ("aarch64", "arm64"))
 
     def call(self, key: Hashable, function: Callable[[], object]) -> None:
         """Run ``function``: the first time with this key as it is, from then on as a replay of a captured call."""
@@ -180,8 +192,9 @@ class Engine:
         return len(self._queued) < (1 if self._waits else AHEAD)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all random numbers of the run are, between two calls of ``active``."""
-        return {"random": list(self._random), "generators": [one.get_state() for one in self._generators]}
+        """Where all random numbers of the run are."""
+        random = self._global_states() if self._inside else self._random
+        return {"random": list(random), "generators": [one.get_state() for one in self._generators]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Within ``active``: go on with these random numbers."""
@@ -267,11 +280,20 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 @contextmanager
-def _numbers(device: torch.device, precision: str, deterministic: bool) -> Iterator[None]:
-    """torch's global switches of precision and determinism on CUDA."""
-    if device.type != "cuda":
+def _products(*, onednn: bool) -> Iterator[None]:
+    """torch's global switch of the library that a CPU computes with."""
+    settings: Any = torch.backends.mkldnn
+    before = settings.enabled
+    settings.enabled = before and onednn
+    try:
         yield
-        return
+    finally:
+        settings.enabled = before
+
+
+@contextmanager
+def _numbers(precision: str, deterministic: bool) -> Iterator[None]:
+    """torch's global switches of precision and determinism on CUDA."""
     cudnn = torch.backends.cudnn
     before = (cudnn.benchmark, cudnn.deterministic, _get_tf32())
     _set_tf32(("ieee", "ieee") if precision == "fp32" else ("tf32", "tf32"))

@@ -45,13 +45,19 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     seeds = len({record.settings["seed"] for record in records})
     validated = any(record.settings.get("validation") for record in records)
     held_out = " Rows on validation were tested on held-out training images." if validated else ""
+    partly = any(made.settings["repair"] != "none" and not made.settings.get("anytime") for made in records)
+    last = (
+        " Rows of FPF without --anytime were finetuned after the last task alone, k-FPF also on its way."
+        if partly
+        else ""
+    )
     said = f"{stream}, network {networks}, buffer {buffers}, {seeds} seed{'s' if seeds > 1 else ''}"
     parts = [
         f"<p>{escape(said)}. "
         "Accuracy: mean over all tasks after the last one, with all classes competing. Forgetting: how far tasks fall "
         f"below their best. A heading sorts; a number leads to its records.{held_out}</p>",
         _table(found, best(found), colours, anchor),
-        f"<h2>Accuracy after each task</h2><p>Mean over the tasks seen so far, in percent.{only}</p>",
+        f"<h2>Accuracy after each task</h2><p>Mean over the tasks seen so far, in percent.{last}{only}</p>",
         _lines({row.label: row.anytime for row in found if len(row.anytime) > 1}, colours),
         "<h2>Accuracy and cost</h2><p>FLOPs of the whole run on a logarithmic axis; up and to the left is better. The "
         "line joins those that no other beats in both; joint, which sees all tasks at once, is not among them.</p>",

@@ -74,6 +74,7 @@ def _elsewhere(name: str, found: Sequence[Target], options: Options) -> list[Lin
             continue
         method, given = way(label, stream, options.buffer)
         given |= {} if options.buffer is None else {"buffer": options.buffer}
+        given |= {"anytime": True} if name == "anytime" and "repair" in given else {}
         frozen: tuple[str, ...] = ("", "fc1", "fc2", "fc3") if name == "freeze" else ("",)
         for group in frozen:
             own = given | ({"freeze": (group,)} if group else {})
@@ -96,6 +97,11 @@ def _nothing(name: str, found: Sequence[Target], options: Options) -> str:
         f"{name} has no rows {', '.join(options.rows) or '(all)'} with buffer {options.buffer}; it has "
         f"{', '.join(labels)} with buffer {', '.join(map(str, buffers))}"
     )
+
+
+def _anytime(target: Target) -> dict[str, Any]:
+    """k-FPF after a task is a network that could be handed over there: one that was finetuned."""
+    return {"anytime": True} if target.label.startswith("k-fpf") else {}
 
 
 def _fpf_all(target: Target) -> dict[str, Any]:
@@ -643,7 +649,7 @@ ITEMS: Mapping[str, Item] = {
         fpf_is_enough, draw_table, ("fpf-all",),
     ),
     "anytime": Item(
-        "tables of the accuracy after each task", "accuracy on the tasks so far", partial(table, "anytime", None),
+        "tables of the accuracy after each task", "accuracy on the tasks so far", partial(table, "anytime", _anytime),
         anytime_best, draw_anytime, ("anytime",),
     ),
     "many-epochs": Item(

@@ -99,7 +99,8 @@ class TaskEnded:
 class Result:
     """All that a run found out. Matrices are [after task][on task], in percent.
 
-    Their last row is after any finetuning at the end; ``before_finetuning`` is that row before it.
+    Their last row is after any finetuning at the end, with ``anytime`` every row is; ``before_finetuning`` is the last
+    one before it.
     """
 
     accuracy_matrix: tuple[tuple[float, ...], ...]
@@ -174,6 +175,7 @@ def train(
     weight_decay: float = 0.0,
     finetune: Finetune | None = None,
     freeze: str | Collection[str] = (),
+    anytime: bool = False,
     seed: int = 0,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
@@ -188,6 +190,8 @@ def train(
     buffer     examples the buffer holds; 0 where neither the method nor ``finetune`` needs one
     finetune   FPF or k-FPF beside the method: see ``Finetune``
     freeze     groups of parameters that no longer move after the first task (the paper's freeze study)
+    anytime    after each task evaluate what an end of the stream there would have given: the finetuning at the end, or
+               GDumb's training, is made, evaluated and undone, and not counted among the FLOPs; nothing else changes
     precision  fp32; on a GPU also tf32 and bf16; bf16 on a CPU that has instructions for it
     capture    on a GPU, replay steps as CUDA graphs (default: for the methods and networks of forgetless; a method of
                your own must pass ``forgetless.check`` for it, a network must not branch or count on the host)
@@ -209,7 +213,8 @@ def train(
     frozen = (freeze,) if isinstance(freeze, str) else tuple(freeze)
     training = _Training(
         stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay or batch, capacity=buffer,
-        weight_decay=weight_decay, settings=finetune, freeze=frozen, seed=seed, engine=engine, resident=resident,
+        weight_decay=weight_decay, settings=finetune, freeze=frozen, anytime=anytime, seed=seed, engine=engine,
+        resident=resident,
     )  # fmt: skip
     return Run(training, state)
 
@@ -276,6 +281,7 @@ class _Training:
         weight_decay: float,
         settings: Finetune | None,
         freeze: tuple[str, ...],
+        anytime: bool,
         seed: int,
         engine: Engine,
         resident: bool | None,
@@ -283,7 +289,7 @@ class _Training:
         self.stream, self.method, self.network, self.engine = stream, method, network, engine
         self.epochs, self.batch, self.lr, self.replay = epochs, batch, lr, replay
         self.capacity, self.weight_decay, self.settings, self.freeze = capacity, weight_decay, settings, freeze
-        self.seed, self._resident = seed, resident
+        self.anytime, self.seed, self._resident = anytime, seed, resident
         self.resumable = False
         self.step = self.number = self.epoch = self.index = 0  # steps made; of this task, epoch and batch, from 0
         self.untrained: tuple[float, ...] = ()
@@ -301,6 +307,7 @@ class _Training:
     def _set_up(self) -> None:
         network, engine, method = self.network, self.engine, self.method
         network.to(engine.device).train()
+        engine.suit(unwrap(network))
         if engine.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         resident = fits(self.stream, engine.device) if self._resident is None else self._resident
@@ -373,7 +380,7 @@ class _Training:
                     self.repair.selection.chosen = ()
                 else:
                     yield done
-            accuracies = self._evaluate()
+            accuracies = (yield from self._as_if_over(number)) if self.anytime and not last else self._evaluate()
             self.class_il.append(tuple(accuracies.class_il))
             self.task_il.append(tuple(accuracies.task_il))
             yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step)
@@ -392,6 +399,28 @@ class _Training:
         else:
             self.repair.tracker.boundary()
         self.seconds["train"] += time.perf_counter() - at
+
+    def _as_if_over(self, number: int) -> Generator[Event, None, Accuracies]:
+        """The accuracies that an end of the stream after this task would have given; the run is left as it was."""
+        at = time.perf_counter()
+        learner, method, engine = self.learner, self.method, self.engine
+        finishes = type(method).finish is not Method.finish
+        weights = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
+        gathered = copied(method.state_dict(learner)) if finishes else {}
+        numbers, spent, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
+        method.finish(learner)
+        if self.settings is not None:
+            yield from self.repair.run(self.step, number + 1, self.epochs)
+        self.seconds["evaluate"] += time.perf_counter() - at
+        found = self._evaluate()
+        self.network.load_state_dict(weights)
+        if finishes:
+            method.load_state_dict(learner, gathered)
+            engine.forget("train")  # what it captured
+        engine.load_state_dict(numbers)
+        learner.ledger.load_state_dict(spent)
+        learner.finetuned = finetuned
+        return found
 
     def _train_on(self, number: int) -> Generator[Event]:
         """The epochs of a task, from where the run is."""
@@ -493,6 +522,7 @@ class _Training:
         self.seconds["finetune"] += time.perf_counter() - self._repair_since
         self._repair_since = None
         if done is not None:
+            self.repair.count(done)
             self.finetunings.append(done)
         return done
 
@@ -649,12 +679,16 @@ class Repair:
         if learner.engine.will_wait():
             yield Waiting()
         done = run.finish()
-        learner.ledger.add("finetune", self._cost(self.selection.names(chosen)), settings.steps)
         learner.finetuned = True
         self._run = None
-        self.selection.chosen = chosen
-        self.tracker.start()
         return Repaired(step, chosen, done.losses[0], done.losses[-1])
+
+    def count(self, done: Repaired) -> None:
+        """A finetuning is part of the run: it has its cost, its choice stays, and changes are counted from here."""
+        assert self._settings is not None
+        self._learner.ledger.add("finetune", self._cost(self.selection.names(done.groups)), self._settings.steps)
+        self.selection.chosen = done.groups
+        self.tracker.start()
 
     def _begin(self, chosen: tuple[str, ...]) -> None:
         settings, learner = self._settings, self._learner

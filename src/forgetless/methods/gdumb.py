@@ -6,7 +6,7 @@ with α = 1 and probability ``cutmix``. Deviation: within a class the memory is 
 not its first examples.
 
 It learns at the end of the stream alone: its accuracies after earlier tasks are those of the initial network, and what
-is computed from them (anytime accuracy, forgetting, transfer) says nothing.
+is computed from them (forgetting, transfer) says nothing, unless the run is one with ``anytime``.
 """
 
 from __future__ import annotations
