@@ -6,7 +6,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two workers of tw
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from forgetless.contract import HostReads
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -14,13 +15,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 
 
-class NoHostRead(TorchDispatchMode):
-    """Fails on any operation for which the host would have to wait for the device."""
+class NoHostRead(HostReads):
+    """Fails where the host would have to wait for the device."""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.name()
-        assert name not in ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"), f"{name} reads"
-        return func(*args, **(kwargs or {}))
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        assert not self.found, f"the host reads: {self.found}"
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 import torch
 from torch import nn
 
+from forgetless import networks
 from forgetless.buffer import Buffer
 from forgetless.engine import Engine
 from forgetless.learner import Learner
@@ -28,6 +29,10 @@ def small_stream(tasks: int = 3, per_class: int = 12, scenario: str = "class", s
         x = (30 * y[:, None, None, None] + noise).to(torch.uint8)
         made.append(Task(Split(x, y), Split(x[: len(x) // 2], y[: len(y) // 2]), own))
     return Stream("small", tuple(made), classes, scenario)
+
+
+def narrow_resnet(classes: int, channels: int) -> nn.Module:
+    return networks.resnet18(classes, channels=channels, width=4)
 
 
 def learner(network: nn.Module, stream: Stream, capacity: int = 0, policy: str = "reservoir", **settings) -> Learner:

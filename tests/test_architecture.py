@@ -13,7 +13,7 @@ SOURCE = Path(forgetless.__file__).parent
 
 # A module imports only from its own layer or from those before it; see docs/architecture.md.
 LAYERS = [
-    {"catalogue", "dynamics", "flops", "kernels", "processes", "scores", "storage"},
+    {"catalogue", "checks", "dynamics", "flops", "kernels", "processes", "scores", "storage"},
     {"stream", "datasets", "streams", "augment", "augment_cuda", "networks", "grouping"},
     {"engine", "feed", "buffer", "buffer_cuda", "tracker", "learner"},
     {"methods", "finetuning", "profile", "selection", "fpf"},

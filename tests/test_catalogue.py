@@ -20,7 +20,7 @@ def test_the_tables_cannot_be_changed():
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match="no stream named 'seq-minst'; did you mean 'seq-mnist'"):
         catalogue.load("stream", "seq-minst")
-    with pytest.raises(ValueError, match="no method named 'zzzz' Known: sgd, joint"):
+    with pytest.raises(ValueError, match="no method named 'zzzz'; known: sgd, joint"):
         catalogue.load("method", "zzzz")
 
 

@@ -118,7 +118,16 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
             ["run", "seq-digits", "er", "--checkpoint-steps", "-1"],
             "error: checkpoint_steps is -1; it must be 0 or more",
         ),
-        (["reproduce", "tabel1"], "error: nothing named 'tabel1' to reproduce; did you mean 'table1'? Known: table1"),
+        (
+            ["reproduce", "k-tau", "--rows", "er"],
+            "error: rows is er, but k-tau has no rows to choose from: leave it out",
+        ),
+        (
+            ["reproduce", "bn-dynamics", "--buffer", "200"],
+            "error: buffer is 200, but bn-dynamics has no buffer to choose",
+        ),
+        (["reproduce", "filter-dynamics", "--retry"], "error: filter-dynamics is one run, in this process"),
+        (["reproduce", "tabel1"], "error: no table or figure named 'tabel1'; did you mean 'table1'? known: table1"),
         (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
         (["rnu"], "error: No such command 'rnu'"),

@@ -54,6 +54,16 @@ def reading(self, learner, batch):
     return (loss if loss.item() > 0 else loss + 0), columns
 
 
+def listing(self, learner, batch):
+    loss, columns = Good.step(self, learner, batch)
+    return loss + 0 * len(batch.y.tolist()), columns
+
+
+def masking(self, learner, batch):
+    loss, columns = Good.step(self, learner, batch)
+    return loss + 0 * batch.x[batch.y > 0].sum(), columns
+
+
 def undeclared(self, learner, batch):
     loss, columns = Good.step(self, learner, batch)
     return loss, columns | {"secret": batch.y}
@@ -83,6 +93,8 @@ def test_a_good_one_passes():
     ("make", "match"),
     [
         (broken(step=reading), "4: the host waits in a step of task 1: aten::_local_scalar_dense"),
+        (broken(step=listing), "4: the host waits in a step of task 1: Tensor.tolist"),
+        (broken(step=masking), "4: the host waits in a step of task 1: a mask of true and false as an index"),
         (broken(step=undeclared), "2: the step returns secret, which is not declared"),
         (broken(step=attached), "2: column 'logits' must hold a detached row"),
         (broken(memory="reservoir", columns=("depth",)), "2: the step does not return the declared depth"),

@@ -68,7 +68,7 @@ def test_a_run_with_a_remainder_of_one_image_goes_on_from_any_step():
 
     def start(state=None):
         model = with_seed(lambda: networks.resnet18(4, width=4), 0)
-        return train(stream, ER(), model, epochs=80, batch=17, lr=0.05, buffer=24, replay=8, state=state)
+        return train(stream, ER(), model, epochs=20, batch=17, lr=0.05, buffer=24, replay=8, state=state)
 
     whole, states = start(), []
     for event in whole:
@@ -76,10 +76,10 @@ def test_a_run_with_a_remainder_of_one_image_goes_on_from_any_step():
             states.append(whole.state_dict())
         if isinstance(event, Ended):
             expected = event.result
-    assert len(states) == 2 * 80 // EVERY
+    assert len(states) == 2 * 20 // EVERY
     for state in states:
         *_, last = start(state)
-        assert last.result.steps == expected.steps == 160
+        assert last.result.steps == expected.steps == 40
         for one, other in zip(expected.network.parameters(), last.result.network.parameters(), strict=True):
             assert torch.equal(one, other)
 

@@ -1,6 +1,7 @@
 """One step or one selection of each method, against numbers computed here in another way."""
 
 import copy
+import dataclasses
 
 import numpy
 import pytest
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from forgetless import networks
 from forgetless.learner import Batch
 from forgetless.methods.agem import AGEM, project
 from forgetless.methods.der import DER
@@ -319,11 +321,25 @@ def test_icarl_predicts_with_its_output_layer_once_that_was_finetuned():
 
 
 def test_icarl_says_what_it_needs():
-    mine = learner(network(), STREAM, capacity=1)
-    with pytest.raises(ValueError, match="buffer is 1; .* with 2 classes it must be 2 or more"):
-        ICaRL().end_task(mine, STREAM.tasks[0], 0)
+    with pytest.raises(ValueError, match="buffer is 5; .* with 6 classes it must be 6 or more"):
+        ICaRL().begin(learner(network(), STREAM, capacity=5))
     with pytest.raises(TypeError, match="icarl needs a network with features"):
-        ICaRL().end_task(learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 6)), STREAM, capacity=8), STREAM.tasks[0], 0)
+        ICaRL().begin(learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 6)), STREAM, capacity=8))
+    other = dataclasses.replace(STREAM, tasks=STREAM.tasks[::-1])
+    with pytest.raises(ValueError, match="icarl needs classes numbered in the order of the tasks"):
+        ICaRL().begin(learner(network(), other, capacity=8))
+
+
+def test_icarl_distils_from_the_former_network_in_evaluation_mode():
+    model = with_seed(lambda: networks.resnet18(6, channels=1, width=2), 0)
+    mine = learner(model, STREAM, capacity=12)
+    method = ICaRL()
+    method.end_task(mine, STREAM.tasks[0], 0)
+    assert model.training
+    assert not any(module.training for module in method.former.modules())
+    again = ICaRL()
+    again.load_state_dict(mine, method.state_dict(mine))
+    assert not any(module.training for module in again.former.modules())
 
 
 # ---- FDR

@@ -65,9 +65,10 @@ def test_the_mlp_starts_from_xaviers_weights_unless_told_otherwise():
 
 def test_several_passes_in_one_call_are_several_calls(device):
     torch.manual_seed(0)
-    one = networks.resnet18(4, width=4).to(device)
+    dtype = torch.float64 if device == "cpu" else torch.float32  # which our kernels on a GPU are for
+    one = networks.resnet18(4, width=4).to(device, dtype)
     other = copy.deepcopy(one)
-    images = [torch.randn(6, 3, 8, 8, device=device) * (1 + i) + i for i in range(3)]
+    images = [torch.randn(6, 3, 8, 8, device=device, dtype=dtype) * (1 + i) + i for i in range(3)]
     together = one(torch.cat(images), passes=3)
     apart = torch.cat([other(part) for part in images])
     torch.testing.assert_close(together, apart, rtol=1e-3, atol=1e-4)

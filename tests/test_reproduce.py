@@ -47,6 +47,8 @@ def test_metrics_are_read_from_records(records):
         ("k-fpf-ce", "sgd", {"repair": "k-fpf"}),
         ("k-fpf-all-ce", "sgd", {"repair": "k-fpf", "groups": "all"}),
         ("k-fpf-kd", "sgd", {"repair": "k-fpf", "kd": 0.1}),
+        ("k-fpf-ce+er", "er", {"repair": "k-fpf"}),
+        ("k-fpf-all-kd+masked", "masked", {"repair": "k-fpf", "groups": "all", "kd": 0.2}),
     ],
 )
 def test_labels_of_the_tables_are_runs_with_that_label(label, method, given):

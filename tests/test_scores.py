@@ -21,7 +21,7 @@ def test_forgetting_is_from_the_best_before_the_end():
 
 def test_forgetting_counts_from_the_task_itself_on():
     # what is measured on a task before it was trained is no knowledge to forget
-    assert scores.forgetting([[50.0, 99.0], [50.0, 60.0], ]) == 0.0  # fmt: skip
+    assert scores.forgetting([[50.0, 99.0, 0.0], [50.0, 60.0, 0.0], [50.0, 40.0, 70.0]]) == pytest.approx(10.0)
 
 
 def test_backward_transfer_is_against_the_accuracy_right_after_the_task():
@@ -39,4 +39,5 @@ def test_a_single_row_has_no_transfer():
         lambda matrix: scores.forward_transfer(matrix, [0.0, 0.0]),
     ):
         assert score([[90.0, 91.0]]) is None
+    assert scores.anytime([[90.0, 91.0]]) == [90.5]
     assert scores.accuracy([[90.0, 91.0]]) == 90.5

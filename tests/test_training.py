@@ -14,6 +14,7 @@ from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
 from forgetless.methods.packnet import PackNet
 from forgetless.methods.sgd import SGD
+from forgetless.stream import Split
 from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
 from helpers import small_stream
 from test_engine import image_stream
@@ -178,6 +179,16 @@ def test_only_the_chosen_groups_move_in_a_finetuning():
     assert [name for name in before if not torch.equal(before[name], after[name])] == ["fc1.weight", "fc1.bias"]
 
 
+def test_the_changes_of_an_epoch_leave_out_what_finetunings_moved():
+    plain = run()[1].epoch_changes
+    still = Finetune.k_fpf(4, steps=3, lr=1e-30, batch=12, groups=("fc1",))  # several in an epoch, one at its end
+    for (_, _, one), (_, _, other) in zip(plain, run(finetune=still)[1].epoch_changes, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    moving = dataclasses.replace(still, lr=0.3)
+    (_, _, first), *_ = run(epochs=1, batch=60, finetune=dataclasses.replace(moving, every=1))[1].epoch_changes
+    assert first["fc1"] == pytest.approx(run(epochs=1, batch=60)[1].epoch_changes[0][2]["fc1"], rel=1e-4)
+
+
 def test_sensitivities_are_the_mean_over_all_epochs_of_consecutive_tasks():
     model = network()
     snapshots = {}
@@ -216,6 +227,43 @@ def test_costs_are_counted_once_for_runs_that_compute_the_same(monkeypatch):
     assert narrow.flops["train"] < first.flops["train"]
 
 
+def test_costs_of_a_network_with_frozen_layers_are_its_own():
+    frozen = network()
+    frozen.fc1.requires_grad_(False)
+    run(epochs=1)
+    after = run(epochs=1, model=frozen)[1].flops["train"]
+    x = torch.empty(6, 4)
+    assert after == 30 * flops.training_flops(frozen, x) < 30 * flops.training_flops(network(), x)
+
+
+def test_a_method_that_is_used_again_begins_anew():
+    method = catalogue.load("method", "oewc")()
+    model = network()
+    weights = copy.deepcopy(model.state_dict())
+    first = run(method, model=model)[1].losses
+    model.load_state_dict(weights)
+    assert run(method, model=model)[1].losses == first
+
+
+def test_a_network_that_changes_its_input_leaves_the_images_as_they_are():
+    class InPlace(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = network()
+
+        def forward(self, x):
+            return self.body(x.sub_(0.5).div_(0.5))
+
+    tasks = [
+        dataclasses.replace(t, train=Split(t.train.x / 255, t.train.y), test=Split(t.test.x / 255, t.test.y))
+        for t in STREAM.tasks
+    ]
+    stream = dataclasses.replace(STREAM, tasks=tuple(tasks))
+    before = [task.test.x.clone() for task in tasks]
+    run(ER(), stream, InPlace())
+    assert all(torch.equal(task.test.x, x) for task, x in zip(tasks, before, strict=True))
+
+
 def test_flops_by_phase_are_those_of_the_passes_made():
     _, result = run(epochs=1, finetune=Finetune(steps=7, groups=("fc2",), batch=12))
     one = flops.training_flops(network(), torch.empty(1, 1, 2, 2))
@@ -243,6 +291,28 @@ def test_a_frozen_group_stays_after_the_first_task():
     assert torch.equal(after[1]["fc1.weight"], after[3]["fc1.weight"])
     assert not torch.equal(after[1]["fc2.weight"], after[3]["fc2.weight"])
     assert not torch.equal(network().state_dict()["fc1.weight"], after[1]["fc1.weight"])
+
+
+class Scaled(torch.nn.Sequential):
+    """An MLP in a module that has a buffer of its own, which counts while it trains, and dropout below it."""
+
+    def __init__(self):
+        super().__init__(network(), torch.nn.Dropout(0.1))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x)
+
+
+def test_a_frozen_buffer_stays_and_what_is_below_its_module_trains_on():
+    model = Scaled()
+    calls = {}
+    for event in train(STREAM, SGD(), model, batch=6, lr=0.05, freeze="buffers"):
+        if isinstance(event, TaskEnded):
+            calls[event.task] = float(model.calls), model[1].training
+    assert calls == {1: (10.0, True), 2: (10.0, True), 3: (10.0, True)}
 
 
 def test_frozen_batch_norm_statistics_stay_too():

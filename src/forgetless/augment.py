@@ -41,7 +41,8 @@ class Preparation:
             )
 
     def plain(self, x: Tensor) -> Tensor:
-        x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+        # A copy, also of float32: a network that changes its input in place must not change the data set.
+        x = x.float().div_(255) if x.dtype == torch.uint8 else x.to(torch.float32, copy=self._mean is None)
         if self._mean is not None and self._std is not None:
             x = (x - self._mean) / self._std
         return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.ndim == 4 else x

@@ -6,15 +6,14 @@ only remembers. A batch is taken at once, with fixed shapes and no read by the h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from forgetless import kernels
+from forgetless.checks import check_whole
 
 POLICIES = ("reservoir", "balanced")
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
@@ -100,31 +99,6 @@ def herd(features: Tensor, count: int) -> Tensor:
     return torch.stack(picks)
 
 
-def check_whole(name: str, value: object) -> None:
-    """An error unless ``value`` is a whole number of 1 or more, numpy's included."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of 1 or more")
-
-
-def check_seed(value: object) -> None:
-    """An error unless ``value`` is a whole number."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"seed is {value!r}; it must be a whole number")
-
-
-def check_number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """An error unless ``value`` is a finite number above ``above``, or of ``least`` or more."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not math.isfinite(value)
-        or (above is not None and float(value) <= above)
-        or (least is not None and float(value) < least)
-    ):
-        limit = f" above {above:g}" if above is not None else f" of {least:g} or more" if least is not None else ""
-        raise ValueError(f"{name} is {value!r}; it must be a finite number{limit}")
-
-
 def restore_generator(generator: torch.Generator | None, state: Tensor | None) -> None:
     """Set a generator to a saved state; an error if that was saved on another kind of device."""
     if generator is None or state is None:
@@ -160,7 +134,6 @@ class Buffer:
         self.policy = policy
         self.seed = seed
         self.seen = 0
-        self._filled = 0
         self._device = None if device is None else torch.device(device)
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
         self._keys = torch.empty(0)
@@ -168,7 +141,7 @@ class Buffer:
         self._generator = generator
 
     def __len__(self) -> int:
-        return self._filled
+        return min(self.seen, self.capacity)
 
     def __getitem__(self, name: str) -> Tensor:
         """A column's filled rows; a view, not a copy."""
@@ -235,7 +208,7 @@ class Buffer:
         size = len(next(iter(batch.values())))
         numbers = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
         if self.policy == "balanced":
-            unused = torch.arange(self.capacity, device=self._device) >= self._filled
+            unused = torch.arange(self.capacity, device=self._device) >= len(self)
             labels = batch["y"].to(numbers.device)
             slots = balanced_slots(self._rows["y"][:-1], self._keys[:-1], labels, numbers, unused)
             self._keys.index_copy_(0, slots, numbers)
@@ -259,7 +232,6 @@ class Buffer:
     def advance(self, size: int) -> None:
         """Count ``size`` more examples as seen."""
         self.seen += size
-        self._filled = min(self._filled + size, self.capacity)
 
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
@@ -273,7 +245,7 @@ class Buffer:
             self._rows[name][:size] = column.detach().to(self._rows[name].device)
         if self.policy == "balanced":
             self._keys[:size] = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
-        self._filled = self.seen = size
+        self.seen = size
         self._count()
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -310,15 +282,12 @@ class Buffer:
         elif self._generator is not None:
             self._generator.manual_seed(self.seed)
         self._rows = {}
-        self._filled = 0
+        self.seen = state["seen"]
         if columns:
             self._open(columns)
-            size = len(next(iter(columns.values())))
             for name, column in columns.items():
-                self._rows[name][:size] = column.to(self._rows[name].device)
+                self._rows[name][: len(column)] = column.to(self._rows[name].device)
             self._keys[: len(state["keys"])] = state["keys"].to(self._keys.device)
-            self._filled = size
-        self.seen = state["seen"]
         self._count()
 
     def _open(self, batch: Mapping[str, Tensor]) -> None:

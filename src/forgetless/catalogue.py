@@ -75,11 +75,18 @@ def nearest(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that is not among those known."""
+    names = list(known)
+    hint = nearest(name, names)
+    return f"no {what} named {name!r}{hint or ';'} known: {', '.join(names)}"
+
+
 def check_name(kind: str, name: str) -> None:
     """An error if ``name`` is neither in the table of this kind nor a dotted path."""
     table = TABLES[kind]
     if name not in table and not {".", ":"} & set(name):
-        raise ValueError(f"no {kind} named {name!r}{nearest(name, table)} Known: {', '.join(table)}; or module:object")
+        raise ValueError(f"{unknown(kind, name, table)}; or module:object")
 
 
 def load(kind: str, name: str) -> Any:

@@ -336,11 +336,12 @@ def reproduce(
     if what is None:
         raise ValueError(f"say what to reproduce: one of {', '.join(ITEMS)}; --list says what each costs")
     if what not in ITEMS:
-        raise ValueError(
-            f"nothing named {what!r} to reproduce{catalogue.nearest(what, ITEMS)} Known: {', '.join(ITEMS)}"
-        )
+        raise ValueError(catalogue.unknown("table or figure", what, ITEMS))
     drawing.check_formats(formats.split(","))
     item = ITEMS[what]
+    item.check(what, options)
+    if item.filters and (on != "here" or workers or lanes or retry):
+        raise ValueError(f"{what} is one run, in this process: --on, --workers, --lanes and --retry say nothing for it")
     lines = item.lines(options)
     runs = reproducing.runs(lines)
     remarks = said(options, lines)
@@ -367,12 +368,12 @@ def reproduce(
     findings = item.findings(found)
     for finding in findings:
         screen.print(str(finding), highlight=False, markup=False, soft_wrap=True)
-    for name, picture in item.draw(found).items():
-        stem = f"{what}-{name}" if stream is None or stream in name else f"{what}-{stream}-{name}"
-        for file in drawing.save(picture, figures, stem.replace(":", "-"), formats.split(",")):
-            screen.print(f"figure: {file}", soft_wrap=True)
     file = out / f"reproduce-{what}{f'-{stream}' if stream else ''}{'-quick' if quick else ''}.json"
     record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
+    for name, picture in item.draw(found).items():
+        stem = f"{what}-{name}" if stream is None or stream in name else f"{what}-{stream}-{name}"
+        for drawn in drawing.save(picture, figures, stem.replace(":", "-"), formats.split(",")):
+            screen.print(f"figure: {drawn}", soft_wrap=True)
     screen.print(f"{progress}; all of it: {file}", soft_wrap=True)
     if progress.failed:
         raise typer.Exit(1)
@@ -404,15 +405,22 @@ def _print_comparison(found: list[Any]) -> None:
 
 
 def _list_items(options: Any) -> None:
-    """Every item with the runs and steps it takes."""
-    from forgetless.reproduce import runs, training_steps
+    """Every item that has what the options ask for, with the runs and steps it takes."""
+    from forgetless.reproduce import IMAGES, runs, training_steps
     from forgetless.studies import ITEMS
 
+    if options.stream is not None:
+        catalogue.check_name("stream", options.stream)
     shown = Table("name", "runs", "million steps", "what", box=None, padding=(0, 2))
     for name, item in ITEMS.items():
-        planned = runs(item.lines(options))
-        total = sum(training_steps(one.settings) for one in planned)
-        shown.add_row(name, str(len(planned)), f"{total / 1e6:.3g}", f"{item.summary} ({item.where})")
+        try:
+            item.check(name, options)
+            planned = runs(item.lines(options))
+        except ValueError:  # it has no such column or rows
+            continue
+        counted = all(one.settings.stream in IMAGES for one in planned)
+        total = f"{sum(training_steps(one.settings) for one in planned) / 1e6:.3g}" if counted else "–"
+        shown.add_row(name, str(len(planned)), total, f"{item.summary} ({item.where})")
     screen.print(shown)
     screen.print(
         "A step of ResNet-18 on 32×32 images takes about 1 ms on an H200 in lanes (docs/speed.md), so that a million "
@@ -752,4 +760,4 @@ def _order(text: str | None) -> int | tuple[int, ...] | None:
 
 def _check_data(name: str, known: Any) -> None:
     if name not in known:
-        raise ValueError(f"no data set named {name!r}{catalogue.nearest(name, known)} Known: {', '.join(known)}")
+        raise ValueError(catalogue.unknown("data set", name, known))

@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forgetless import checkpoint
@@ -31,23 +33,54 @@ from forgetless.networks import mlp
 from forgetless.stream import Split, Stream, Task
 from forgetless.training import Ended, train, with_seed
 
-READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
+# What makes the host wait for a GPU: as torch's operations, and as calls, of which a CPU makes no such operation.
+OPERATIONS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
+CALLS = (Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.unique, torch.unique, torch.unique_consecutive)
 
 
 class ContractError(AssertionError):
     """A method breaks the contract; says which part and how."""
 
 
-class HostReads(TorchDispatchMode):
-    """Writes down the operations for which the host waits for the device."""
+class HostReads:
+    """Within, writes down for what the host would wait for a GPU, on a CPU too."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
+        self._modes = ExitStack()
+
+    def __enter__(self) -> HostReads:
+        self._modes.enter_context(_Operations(self.found))
+        self._modes.enter_context(_Calls(self.found))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._modes.close()
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found = found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() in READS:
-            self.found.append(func.name())
+        if func.name() in OPERATIONS:
+            self._found.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in CALLS:
+            self._found.append(f"Tensor.{func.__name__}")
+        elif func in (Tensor.__getitem__, Tensor.__setitem__):
+            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts):
+                self._found.append("a mask of true and false as an index")
         return func(*args, **(kwargs or {}))
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from itertools import pairwise
 from statistics import median
 
 import torch
 from torch import Tensor
+
+from forgetless.catalogue import unknown
 
 Snapshot = Mapping[str, Tensor]
 Changes = dict[str, Tensor]
@@ -128,7 +129,7 @@ def select(
         listed = [groups] if isinstance(groups, str) else list(groups)
         for group in listed:
             if group not in scores:
-                raise ValueError(unknown_group(group, scores))
+                raise ValueError(unknown("group", group, scores))
         if not listed:
             raise ValueError(f"groups is empty; give 'auto', 'all' or some of {', '.join(scores)}")
         return tuple(group for group in scores if group in listed)
@@ -140,14 +141,6 @@ def select(
         if passed & set(unit):
             passed |= set(unit)
     return tuple(group for group in scores if group in passed)
-
-
-def unknown_group(group: object, known: Iterable[str]) -> str:
-    """The message for a group name that does not exist, with the nearest one that does."""
-    names = list(known)
-    near = get_close_matches(str(group), names, n=1, cutoff=0.0)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"no group named {group!r}{hint} The groups are {', '.join(names)}"
 
 
 def is_boundary(

@@ -44,9 +44,11 @@ def of_records(records: Sequence[Record], folder: Path, formats: Sequence[str] =
 
 
 def check_formats(formats: Sequence[str]) -> None:
+    """An error if there is no such format, or nothing to draw with."""
     for name in formats:
         if name not in FORMATS:
             raise ValueError(f"formats has {name!r}; it must be of {', '.join(FORMATS)}")
+    _figure(1, 1)
 
 
 def save(picture: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -157,9 +159,7 @@ def curves(
 
 def paired(lines: Sequence[tuple[str, Point, Point]], title: str) -> Figure:
     """The paper's numbers beside ours, mean and deviation each, as bars."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(7, 0.8 + 0.34 * len(lines)))
+    picture = _figure(7, 0.8 + 0.34 * len(lines))
     axes: Any = picture.subplots()
     for offset, which, label, colour in ((0.2, 1, "paper", "0.75"), (-0.2, 2, "ours", "#3b82f6")):
         at = [len(lines) - i + offset for i in range(len(lines))]
@@ -173,9 +173,7 @@ def paired(lines: Sequence[tuple[str, Point, Point]], title: str) -> Figure:
 
 def choices(parts: Mapping[str, Sequence[tuple[str, float, float, float]]], title: str) -> Figure:
     """What is finetuned, for each of several repairs: accuracy, FLOPs and parameters, the last two scaled to 1."""
-    from matplotlib.figure import Figure
-
-    picture = Figure(figsize=(8, 3.2 * len(parts)))
+    picture = _figure(8, 3.2 * len(parts))
     all_axes: Any = picture.subplots(len(parts), 1, squeeze=False)
     costs = max(line[2] for lines in parts.values() for line in lines)
     sizes = max(line[3] for lines in parts.values() for line in lines)
@@ -198,11 +196,9 @@ def choices(parts: Mapping[str, Sequence[tuple[str, float, float, float]]], titl
 
 def histograms(parts: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> Figure:
     """For each layer, how the changes of its filters are distributed: within a task, and across tasks."""
-    from matplotlib.figure import Figure
-
     columns = 4
     lines = -(-len(parts) // columns)
-    picture = Figure(figsize=(10, 2.3 * lines))
+    picture = _figure(10, 2.3 * lines)
     all_axes: Any = picture.subplots(lines, columns, squeeze=False)
     for axes in all_axes.flat[len(parts) :]:
         axes.set_visible(False)
@@ -219,12 +215,17 @@ def histograms(parts: Mapping[str, tuple[Sequence[float], Sequence[float]]], tit
     return picture
 
 
-def _open() -> tuple[Figure, Any]:
+def _figure(width: float, height: float) -> Figure:
+    """An empty one, of so many inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("figures need matplotlib: pip install 'forgetless[plot]'") from None
-    picture = Figure(figsize=(6.4, 4))
+    return Figure(figsize=(width, height))
+
+
+def _open() -> tuple[Figure, Any]:
+    picture = _figure(6.4, 4)
     return picture, picture.subplots()
 
 

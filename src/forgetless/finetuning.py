@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.buffer import Buffer, check_number, check_whole
+from forgetless.buffer import Buffer
+from forgetless.checks import check_number, check_whole
 from forgetless.engine import Engine
-from forgetless.grouping import float_tensors, is_norm, unwrap, without_reducer
+from forgetless.grouping import float_tensors, joined, statistics, unwrap, without_reducer
 from forgetless.processes import Processes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -112,9 +113,9 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in chosen)
         for path, module in network.named_modules():
-            statistics = _statistics(path, module)
-            if statistics:
-                module.training = statistics <= chosen
+            own = statistics(path, module)
+            if own:
+                module.training = own <= chosen
         yield [parameter for name, parameter in parameters.items() if name in chosen]
     finally:
         for name, parameter in parameters.items():
@@ -247,6 +248,11 @@ class Finetuning:
             raise
         _restore(dict(self._network.named_buffers()), self._still)
         return Finetuned(tuple(losses), tuple(self.names))
+
+    def moved(self) -> dict[str, Tensor]:
+        """How far each of the tensors is from where it was before the first step."""
+        now = {name: self._moving[name].detach() for name in self.names}
+        return {name: tensor - self._before[name] for name, tensor in now.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on with it, beside the network, the buffer and the random states."""
@@ -484,7 +490,7 @@ def movable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
     for path, module in network.named_modules():
         if network.training and not module.training:
-            frozen |= _statistics(path, module)
+            frozen |= statistics(path, module)
     return tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
 
 
@@ -495,18 +501,10 @@ def check_names(network: nn.Module, names: Collection[str]) -> None:
         if name not in known:
             raise ValueError(f"the network has no parameter or float buffer named {name!r}")
     for path, module in network.named_modules():
-        statistics = _statistics(path, module)
-        if statistics & set(names) and not statistics <= set(names):
-            missing = ", ".join(sorted(statistics - set(names)))
+        own = statistics(path, module)
+        if own & set(names) and not own <= set(names):
+            missing = ", ".join(sorted(own - set(names)))
             raise ValueError(f"the statistics of {path} move together: also name {missing}, or none of them")
-
-
-def _statistics(path: str, module: nn.Module) -> set[str]:
-    """Names of the float buffers of a normalisation layer: its running statistics."""
-    if not is_norm(module):
-        return set()
-    prefix = f"{path}." if path else ""
-    return {prefix + name for name, buffer in module.named_buffers(recurse=False) if buffer.is_floating_point()}
 
 
 def _is_frozen(module: nn.Module) -> bool:
@@ -520,9 +518,8 @@ def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
     tensors = float_tensors(network)
     moving = {name: tensors[name] for name in names}
     for path, module in network.named_modules():
-        if _statistics(path, module) & set(names):
-            prefix = f"{path}." if path else ""
-            moving.update((prefix + name, buffer) for name, buffer in module.named_buffers(recurse=False))
+        if statistics(path, module) & set(names):
+            moving.update((joined(path, name), buffer) for name, buffer in module.named_buffers(recurse=False))
     return moving
 
 

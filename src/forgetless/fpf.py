@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import finetuning
-from forgetless.buffer import Buffer, check_seed, check_whole, restore_generator
+from forgetless.buffer import Buffer, restore_generator
+from forgetless.checks import check_seed, check_whole
 from forgetless.finetuning import Augment, Finetuned, Forward, Loss
 from forgetless.grouping import unwrap
 from forgetless.processes import Processes

@@ -113,6 +113,18 @@ def is_norm(module: nn.Module) -> bool:
     return named and not _is_composite(module) and not parametrize.is_parametrized(module)
 
 
+def statistics(path: str, module: nn.Module) -> set[str]:
+    """Names of the running statistics of a normalisation layer, its float buffers; none of another module."""
+    if not is_norm(module):
+        return set()
+    return {joined(path, name) for name, tensor in module.named_buffers(recurse=False) if tensor.is_floating_point()}
+
+
+def joined(path: str, name: str) -> str:
+    """The name in the network of what a module at ``path`` calls ``name``."""
+    return f"{path}.{name}" if path else name
+
+
 def _by_table(tensors: Mapping[str, Tensor], table: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
     """Groups by the first pattern that fits a name; none at all if a name fits none, as in a subclass with more."""
     parts: dict[str, list[str]] = {}
@@ -188,7 +200,7 @@ def _wrapped(network: nn.Module) -> str:
     path, children = "", list(network.named_children())
     while len(children) == 1 and not any(True for _ in network.parameters(recurse=False)):
         name, network = children[0]
-        path = f"{path}.{name}" if path else name
+        path = joined(path, name)
         children = list(network.named_children())
     return path
 
@@ -214,13 +226,9 @@ def _is_linear(module: nn.Module) -> bool:
 
 def _units(module: nn.Module, path: str, body: set[str]) -> Iterator[str]:
     """Paths of the parts of the body, in order: stages or repeated layers where there are any, else single layers."""
-    prefix = f"{path}." if path else ""
-    yield from (prefix + name for name, _ in module.named_parameters(recurse=False))
-    children = [
-        (prefix + name, child)
-        for name, child in module.named_children()
-        if any(_below(tensor, prefix + name) for tensor in body)
-    ]
+    yield from (joined(path, name) for name, _ in module.named_parameters(recurse=False))
+    children = [(joined(path, name), child) for name, child in module.named_children()]
+    children = [(part, child) for part, child in children if any(_below(tensor, part) for tensor in body)]
     repeated = Counter(type(child) for _, child in children if _is_composite(child))
     stages = max(repeated.values(), default=0) >= 3
     for child_path, child in children:
@@ -270,10 +278,9 @@ def _is_composite(module: nn.Module) -> bool:
 
 
 def _own(path: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
-    prefix = f"{path}." if path else ""
-    names = [name for name, _ in module.named_parameters(recurse=False)]
-    names += [name for name, _ in module.named_buffers(recurse=False)]
-    return [prefix + name for name in names if prefix + name in tensors]
+    names = [joined(path, name) for name, _ in module.named_parameters(recurse=False)]
+    names += [joined(path, name) for name, _ in module.named_buffers(recurse=False)]
+    return [name for name in names if name in tensors]
 
 
 def _below(name: str, path: str) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from forgetless.checks import check_whole
 from forgetless.training import Ended, Event, Run, Stepped
 
 MOST = 16  # lanes tried when the number is left open
@@ -53,8 +54,8 @@ def interleave(
     ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
     ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
     """
-    if lanes is not None and lanes < 1:
-        raise ValueError(f"lanes is {lanes}; it must be 1 or more")
+    if lanes is not None:
+        check_whole("lanes", lanes)
     width = _Width(lanes)
     active: dict[int, Run] = {}
     first: deque[int] = deque()  # those to begin again, and those that were added

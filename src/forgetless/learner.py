@@ -199,7 +199,7 @@ class Learner:
         return result[0]
 
     def spend(self, phase: str, examples: int, *, backward: bool = False) -> None:
-        """Put passes of so many examples into the ledger: forward, or forward and backward."""
+        """Put passes of so many examples into the ledger: forward, or forward and backward, nominally 3 × forward."""
         key = ("example", backward)
         if key not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel

@@ -122,6 +122,14 @@ class Item:
     draw: Callable[[Sequence[Measured]], Mapping[str, Figure]]
     tables: tuple[str, ...] = ()  # of ``targets`` that it is compared with
     filters: bool = False  # whether its runs are watched filter by filter
+    without: tuple[str, ...] = ()  # options that say nothing for it
+
+    def check(self, name: str, options: Options) -> None:
+        """An error if an option is given that would do nothing."""
+        for option in self.without:
+            if value := getattr(options, option):
+                given = ",".join(value) if isinstance(value, tuple) else value
+                raise ValueError(f"{option} is {given}, but {name} has no {option} to choose from: leave it out")
 
 
 def value(record: Record, metric: str) -> float:
@@ -144,23 +152,24 @@ def planned(stream: str, method: str, given: Mapping[str, Any], options: Options
 
 
 def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
-    """The method and the settings behind a label of the tables: er, fpf+er, fpf-all+er, k-fpf-ce, k-fpf-kd, …"""
-    repair, plus, method = label.rpartition("+")
-    if label.startswith("k-fpf"):
-        given: dict[str, Any] = {"repair": "k-fpf"}
-        if "-all" in label:
-            given["groups"] = "all"
-        if label.endswith("-kd"):
-            given["kd"] = distillation(stream, buffer)
-        return "sgd", given
-    if plus:
-        return method, {"repair": "fpf"} | ({"groups": "all"} if repair.endswith("-all") else {})
-    return label, {}
+    """The method and the settings behind a ``Settings.label``: er, fpf+er, fpf-all+er, k-fpf-ce, k-fpf-kd+masked, …"""
+    repair, _, method = label.rpartition("+")
+    if not repair and not label.startswith("k-fpf"):
+        return label, {}
+    if not repair:
+        repair, method = label, "sgd"
+    kind, *rest = repair.removeprefix("k-").split("-")
+    given: dict[str, Any] = {"repair": "k-fpf" if repair.startswith("k-") else kind}
+    if "all" in rest:
+        given["groups"] = "all"
+    if "kd" in rest:
+        given["kd"] = distillation(stream, method, buffer)
+    return method, given
 
 
-def distillation(stream: str, buffer: int | None = None) -> float:
+def distillation(stream: str, method: str, buffer: int | None = None) -> float:
     """λ to start from: one that was searched for, or the middle of the paper's grid."""
-    found = preset(stream, "sgd", "k-fpf", buffer or 500, distils=True)
+    found = preset(stream, method, "k-fpf", buffer or 500, distils=True)
     if "kd" in found:
         return float(found["kd"][0])
     grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))

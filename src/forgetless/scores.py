@@ -18,12 +18,17 @@ def accuracy(matrix: Matrix) -> float:
 
 
 def anytime(matrix: Matrix) -> list[float]:
-    """After each task, the mean over the tasks seen so far: (1/(t+1)) Σ_{i≤t} R[t, i]."""
+    """After each task, the mean over the tasks seen so far: (1/(t+1)) Σ_{i≤t} R[t, i]; of a single row, over all."""
+    if len(matrix) == 1:  # all tasks were learned at once
+        return [accuracy(matrix)]
     return [float(numpy.mean(row[: t + 1])) for t, row in enumerate(matrix)]
 
 
 def forgetting(matrix: Matrix) -> float | None:
-    """Chaudhry et al. 2018: mean over i < T−1 of max_{t<T−1} R[t, i] − R[T−1, i]; None for a single row."""
+    """Chaudhry et al. 2018: mean over i < T−1 of max_{i≤t<T−1} R[t, i] − R[T−1, i]; None for a single row.
+
+    The maximum is over what was measured once the task was trained, theirs also over what came before.
+    """
     if len(matrix) < 2:
         return None
     values = numpy.asarray(matrix, dtype=float)

@@ -17,6 +17,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from forgetless import record
+from forgetless.checks import check_whole
 from forgetless.config import resolve
 from forgetless.presets import GRIDS
 from forgetless.sweep import EVERY, Done, Every, Failed, Planned, Started, read_toml, sweep
@@ -115,8 +116,7 @@ def search(
     The others as for ``sweep``.
     """
     for name, value in (("seeds", seeds), ("search_seeds", search_seeds)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be 1 or more")
+        check_whole(name, value)
     points: list[Point] = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     scores: dict[int, list[float]] = {number: [] for number in range(len(points))}
     shared = {name: value for name, value in given.items() if name not in ("seed", "validation")}

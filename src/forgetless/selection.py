@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from torch import nn
 
 from forgetless import dynamics
-from forgetless.buffer import check_number
+from forgetless.checks import check_number
 from forgetless.finetuning import check_names, movable
-from forgetless.grouping import Groups, counts, float_tensors, is_norm
+from forgetless.grouping import Groups, counts, float_tensors, is_norm, statistics
 from forgetless.grouping import groups as derive
 from forgetless.profile import Group, Profile
 
@@ -38,7 +38,7 @@ class Selection:
         for path, module in network.named_modules():
             own = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
             if is_norm(module) and own and not any(own):
-                frozen |= {f"{path}.{name}" if path else name for name, _ in module.named_buffers(recurse=False)}
+                frozen |= statistics(path, module)
         # What can move, by group; a group without such a tensor is left out.
         self._live = {g: left for g, names in self.grouping.items() if (left := [n for n in names if n not in frozen])}
         self._sizes = {name: tensor.numel() for name, tensor in float_tensors(network).items()}

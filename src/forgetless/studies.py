@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
-from forgetless.catalogue import check_name, nearest
+from forgetless.catalogue import check_name, unknown
 from forgetless.presets import STREAM_DEFAULTS
 from forgetless.record import Record
 from forgetless.report import Row
@@ -89,8 +89,7 @@ def _elsewhere(name: str, found: Sequence[Target], options: Options) -> list[Lin
 def _nothing(name: str, found: Sequence[Target], options: Options) -> str:
     streams = list(dict.fromkeys(target.stream for target in found))
     if options.stream is not None and options.stream not in streams:
-        hint = nearest(options.stream, streams)
-        return f"{name} has no column {options.stream!r}{hint} It has {', '.join(streams)}"
+        return f"{name} has {unknown('column', options.stream, streams)}"
     labels = list(dict.fromkeys(target.label for target in found))
     buffers = sorted({target.buffer for target in found if target.buffer is not None})
     return (
@@ -662,25 +661,27 @@ ITEMS: Mapping[str, Item] = {
     ),
     "dynamics": Item(
         "Figure 1 (a–h)", "how far each group moves, over epochs and from task to task", dynamics,
-        dynamics_findings, draw_dynamics,
+        dynamics_findings, draw_dynamics, without=("rows",),
     ),
     "bn-dynamics": Item(
-        "figure of batch norm", "weights and biases of batch norm by stage", bn_dynamics, bn_findings, draw_bn
+        "figure of batch norm", "weights and biases of batch norm by stage", bn_dynamics, bn_findings, draw_bn,
+        without=("rows", "buffer"),
     ),
     "filter-dynamics": Item(
         "figure of filters", "how the changes of filters are distributed", filter_dynamics, filter_findings,
-        draw_filters, filters=True,
+        draw_filters, filters=True, without=("rows", "buffer", "seeds"),
     ),
     "parameters": Item(
         "figures of what is finetuned", "FPF and k-FPF with different groups, class-IL and domain-IL", parameters,
-        parameters_findings, draw_parameters,
+        parameters_findings, draw_parameters, without=("rows",),
     ),
     "k-tau": Item(
-        "figure (a) of k and τ", "k-FPF by how often and how long it finetunes", k_tau, k_tau_findings, draw_k_tau
+        "figure (a) of k and τ", "k-FPF by how often and how long it finetunes", k_tau, k_tau_findings, draw_k_tau,
+        without=("rows",),
     ),
     "buffer-epochs": Item(
         "figure (b) of buffers and epochs", "ER and FPF + ER by buffer and epochs", buffer_epochs,
-        buffer_epochs_findings, draw_buffer_epochs,
+        buffer_epochs_findings, draw_buffer_epochs, without=("rows", "buffer"),
     ),
     "flops-accuracy": Item(
         "figure of FLOPs and accuracy", "accuracy and cost of all methods", flops_accuracy, fpf_improves, draw_flops

@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetless import record
+from forgetless.checks import check_whole
 from forgetless.config import Settings, resolve
 from forgetless.storage import check_folder
 
@@ -122,8 +123,7 @@ def _product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ranges: dict[str, list[Any]] = {}
     for name, value in values.items():
         if name == "seeds":
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"seeds is {value!r}; it must be a whole number of 1 or more, or seed a list of them")
+            check_whole("seeds", value)
             ranges["seed"] = list(range(value))
         elif name in LISTS and isinstance(value, list):
             ranges[name] = [_tuple(v) for v in value] if any(isinstance(v, list) for v in value) else [tuple(value)]
@@ -164,8 +164,8 @@ def sweep(
     if on not in PLACES:
         raise ValueError(f"on is {on!r}; it must be one of {', '.join(PLACES)}")
     for name, value in (("workers", workers), ("lanes", lanes)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; it must be 1 or more")
+        if value is not None:
+            check_whole(name, value)
     check_folder(out)
     left: list[Planned] = []
     for one in {one.settings.id: one for one in runs}.values():

@@ -62,8 +62,15 @@ class Tracker:
         return {name: tensors[name].detach().clone() for name in self.names}
 
     def start(self) -> None:
-        """Count the next row's changes from here: when training starts, and after a finetuning, which is none."""
+        """Count the next row's changes from here."""
         self._last = self.snapshot()
+
+    @torch.no_grad()
+    def leave_out(self, moved: Mapping[str, Tensor]) -> None:
+        """Tensors were moved so far by a finetuning, which the next row's changes leave out."""
+        if self._last is not None:
+            moved = {name: change for name, change in moved.items() if name in self._last}
+            self._last = self._last | {name: self._last[name] + change for name, change in moved.items()}
 
     def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
         """End an epoch; gives the row of changes since the last mark, or None where nothing came before it.

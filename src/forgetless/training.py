@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import dynamics, finetuning
-from forgetless.buffer import Buffer, check_number, check_seed, check_whole
+from forgetless.buffer import Buffer
+from forgetless.checks import check_number, check_seed, check_whole
 from forgetless.engine import Engine
 from forgetless.evaluation import Accuracies, evaluate
 from forgetless.feed import Feed, batch_sizes
 from forgetless.finetuning import Finetune
 from forgetless.flops import known, training_flops
-from forgetless.grouping import unwrap
+from forgetless.grouping import joined, unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
 from forgetless.profile import Profile
@@ -648,6 +649,7 @@ class Repair:
         self.tracker = Tracker(network, self.selection.tracked, epochs=None, keep=None)
         self._run: finetuning.Finetuning | None = None  # the finetuning that is under way, of these groups
         self._chosen: tuple[str, ...] = ()
+        self._moved: dict[str, Tensor] = {}  # how far the last one has moved what was chosen
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
@@ -679,16 +681,17 @@ class Repair:
         if learner.engine.will_wait():
             yield Waiting()
         done = run.finish()
+        self._moved = run.moved()
         learner.finetuned = True
         self._run = None
         return Repaired(step, chosen, done.losses[0], done.losses[-1])
 
     def count(self, done: Repaired) -> None:
-        """A finetuning is part of the run: it has its cost, its choice stays, and changes are counted from here."""
+        """The finetuning is part of the run: it has its cost, its choice stays, its changes are not the training's."""
         assert self._settings is not None
         self._learner.ledger.add("finetune", self._cost(self.selection.names(done.groups)), self._settings.steps)
         self.selection.chosen = done.groups
-        self.tracker.start()
+        self.tracker.leave_out(self._moved)
 
     def _begin(self, chosen: tuple[str, ...]) -> None:
         settings, learner = self._settings, self._learner
@@ -741,7 +744,8 @@ def _costs(
     """What runs like this one are known to cost; of methods and networks of forgetless only, whose text says it all."""
     if not (is_own(method) and is_own(unwrap(network))):
         return {}
-    return known((repr(network), repr(method), stream.shape, stream.classes, len(stream.tasks), replay, freeze))
+    takes = tuple(parameter.requires_grad for parameter in network.parameters())
+    return known((repr(network), takes, repr(method), stream.shape, stream.classes, len(stream.tasks), replay, freeze))
 
 
 def _freeze(network: nn.Module, names: Collection[str]) -> None:
@@ -750,8 +754,8 @@ def _freeze(network: nn.Module, names: Collection[str]) -> None:
         if name in names:
             parameter.requires_grad_(False)
     for path, module in network.named_modules():
-        if any(f"{path}.{name}" in names for name, _ in module.named_buffers(recurse=False)):
-            module.eval()
+        if any(joined(path, name) in names for name, _ in module.named_buffers(recurse=False)):
+            module.training = False  # of this module alone
 
 
 def with_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:

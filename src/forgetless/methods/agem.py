@@ -24,6 +24,14 @@ from forgetless.stream import Task
 class AGEM(Method):
     memory: ClassVar[str] = "own"
 
+    def begin(self, learner: Learner) -> None:
+        needed = learner.least * learner.tasks
+        if learner.buffer.capacity < needed:
+            raise ValueError(
+                f"buffer is {learner.buffer.capacity}; agem keeps as many examples of each task, and this network "
+                f"needs {learner.least} or more at a time, so with {learner.tasks} tasks it must be {needed} or more"
+            )
+
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
@@ -36,8 +44,7 @@ class AGEM(Method):
         return loss.detach(), {"logits": logits.detach()}
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
-        share = max(1, learner.buffer.capacity // learner.tasks)
-        new = sample(task.train, min(share, learner.buffer.capacity - len(learner.buffer)), learner)
+        new = sample(task.train, learner.buffer.capacity // learner.tasks, learner)
         x, y = new.x, new.y
         if len(learner.buffer):
             x, y = torch.cat([learner.buffer["x"], x]), torch.cat([learner.buffer["y"], y])

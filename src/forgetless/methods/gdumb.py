@@ -3,7 +3,7 @@
 Training: SGD over ``memory_epochs`` of the memory; learning rate 0.1 · ``lr_high`` in the first epoch, ``lr_high`` in
 the second, then cosine annealing to ``lr_low`` with warm restarts after 1, 2, 4, … epochs; CutMix (Yun et al. 2019)
 with α = 1 and probability ``cutmix``. Deviation: within a class the memory is a uniform sample of all that was seen,
-not its first examples.
+not its first examples, and with several epochs, which it is not made for, an image can be in it more than once.
 
 It learns at the end of the stream alone: its accuracies after earlier tasks are those of the initial network, and what
 is computed from them (forgetting, transfer) says nothing, unless the run is one with ``anytime``.

@@ -33,9 +33,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.grouping import is_norm, unwrap
+from forgetless.grouping import is_norm, joined, unwrap
 from forgetless.learner import Batch, Learner
-from forgetless.methods.layers import call, layers, tensor_name, units
+from forgetless.methods.layers import call, layers, units
 from forgetless.methods.method import Method, setting
 from forgetless.stream import Task
 
@@ -123,7 +123,7 @@ class HAT(Method):
         """What the gradient of each parameter is multiplied by in the task that comes."""
         network = unwrap(learner.network)
         task = min(self.ended, learner.tasks - 1)
-        masks = {tensor_name(self.output, name): (~learner.foreign[task]).float() for name in ("weight", "bias")}
+        masks = {joined(self.output, name): (~learner.foreign[task]).float() for name in ("weight", "bias")}
         below: Tensor | None = None  # A of the layer before; of the inputs, 1
         for name, used in zip(self.hidden, self.used, strict=True):
             weight = network.get_submodule(name).get_parameter("weight")
@@ -131,8 +131,8 @@ class HAT(Method):
             if below is None:
                 below = torch.ones(inputs, device=used.device)
             spread = below.repeat_interleave(inputs // len(below))  # a channel that was flattened is many inputs
-            masks[tensor_name(name, "weight")] = 1 - torch.minimum(used[:, None], spread)
-            masks[tensor_name(name, "bias")] = 1 - used
+            masks[joined(name, "weight")] = 1 - torch.minimum(used[:, None], spread)
+            masks[joined(name, "bias")] = 1 - used
             below = used
         made = []
         for name, parameter in network.named_parameters():
@@ -213,7 +213,7 @@ def check_chain(learner: Learner, hidden: Sequence[str], output: str) -> None:
     for path, module in network.named_modules():
         if is_norm(module):
             raise ValueError(f"hat cannot train {kind}: {path} normalises, and so divides out the gate before it")
-    known = {tensor_name(name, tensor) for name in order for tensor in ("weight", "bias")}
+    known = {joined(name, tensor) for name in order for tensor in ("weight", "bias")}
     for name, _ in network.named_parameters():
         if name not in known:
             raise ValueError(

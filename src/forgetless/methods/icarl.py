@@ -5,6 +5,9 @@
 
 Prediction: the class whose exemplars' mean feature is nearest, features and means of length 1. Once the network has
 been finetuned (FPF), its own output layer predicts: finetuning the output layer would otherwise change nothing.
+The former network is in evaluation mode. Deviations from the DER authors' code: they mix the exemplars into the task's
+images, here a batch of them is drawn at each step; and their weight decay adds w · ‖θ‖² to the loss, here (as for all
+methods) the gradient is w · θ, half of theirs.
 """
 
 from __future__ import annotations
@@ -32,6 +35,21 @@ class ICaRL(Method):
     former: nn.Module | None = field(default=None, init=False, repr=False)  # the network before this task
     means: Tensor | None = field(default=None, init=False, repr=False)  # (classes, features), until the network moves
 
+    def begin(self, learner: Learner) -> None:
+        if not callable(getattr(learner.network, "features", None)):
+            raise TypeError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
+        if learner.buffer.capacity < learner.classes:
+            raise ValueError(
+                f"buffer is {learner.buffer.capacity}; icarl keeps as many exemplars of each class, so with "
+                f"{learner.classes} classes it must be {learner.classes} or more"
+            )
+        numbered = (~learner.foreign).cumsum(0).clamp(max=1).sum(1).tolist()
+        if numbered != [learner.seen(task) for task in range(learner.tasks)]:
+            raise ValueError(
+                "icarl needs classes numbered in the order of the tasks, the first task's from 0 on, as "
+                "forgetless.from_tensors numbers them"
+            )
+
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.means = None
         known, seen = learner.seen(batch.task - 1), learner.seen(batch.task)
@@ -52,11 +70,6 @@ class ICaRL(Method):
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = learner.buffer.capacity // learner.seen(number)
-        if not share:
-            raise ValueError(
-                f"buffer is {learner.buffer.capacity}; icarl keeps as many exemplars of each class, so with "
-                f"{learner.seen(number)} classes it must be {learner.seen(number)} or more"
-            )
         kept = [Split(learner.buffer["x"], learner.buffer["y"])] if len(learner.buffer) else []
         older = [split.of((split.y == c).nonzero()[:share, 0]) for split in kept for c in split.y.unique().tolist()]
         fresh = []
@@ -66,22 +79,17 @@ class ICaRL(Method):
         parts = older + fresh
         learner.buffer.replace({"x": torch.cat([p.x for p in parts]), "y": torch.cat([p.y for p in parts])})
         learner.spend("memory", len(task.train))
-        self.former = copy.deepcopy(learner.network).requires_grad_(False)
+        self.former = copy.deepcopy(learner.network).eval().requires_grad_(False)
         self.means = None
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
-        if self.former is None:
-            return {"former": None}
-        modes = [module.training for module in self.former.modules()]
-        return {"former": dict(self.former.state_dict()), "modes": modes}
+        return {"former": None if self.former is None else dict(self.former.state_dict())}
 
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         self.former = self.means = None
         if state["former"] is not None:
-            self.former = copy.deepcopy(learner.network).requires_grad_(False)
+            self.former = copy.deepcopy(learner.network).eval().requires_grad_(False)
             self.former.load_state_dict(state["former"])
-            for module, mode in zip(self.former.modules(), state["modes"], strict=True):
-                module.training = mode
 
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
         if not len(learner.buffer) or learner.finetuned:
@@ -92,22 +100,17 @@ class ICaRL(Method):
             of_class.scatter_(1, learner.buffer["y"][:, None], 1.0)
             sums = of_class.T @ exemplars
             self.means = F.normalize(sums)
-        distances = torch.cdist(F.normalize(network_features(learner.network, x)), self.means)
+        distances = torch.cdist(of_length_one(learner.network, x), self.means)
         return -distances.masked_fill(~self.means.any(1), torch.inf)  # classes without exemplars
 
 
 @torch.no_grad()
 def features(learner: Learner, x: Tensor) -> Tensor:
-    """Features of length 1 of images, in evaluation mode."""
+    """Of images, in evaluation mode."""
     with evaluating(learner.network):
-        parts = [F.normalize(network_features(learner.network, learner.plain(part))) for part in x.split(500)]
-    return torch.cat(parts)
+        return torch.cat([of_length_one(learner.network, learner.plain(part)) for part in x.split(500)])
 
 
-def network_features(network: nn.Module, x: Tensor) -> Tensor:
-    """What the output layer sees, by the network's own ``features``."""
-    try:
-        found: Tensor = network.features(x)  # type: ignore[operator]
-    except AttributeError:
-        raise TypeError(f"icarl needs a network with features(x); {type(network).__name__} has none") from None
-    return found
+def of_length_one(network: nn.Module, x: Tensor) -> Tensor:
+    """What the output layer sees, by the network's own ``features``, each scaled to length 1."""
+    return F.normalize(network.features(x))  # type: ignore[operator]

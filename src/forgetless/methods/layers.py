@@ -50,11 +50,6 @@ def units(layer: nn.Module) -> int:
     return len(layer.get_parameter("weight"))
 
 
-def tensor_name(layer: str, name: str) -> str:
-    """Of a tensor of a layer, in the network."""
-    return f"{layer}.{name}" if layer else name
-
-
 @torch.no_grad()
 def call(learner: Learner, hooks: Mapping[str, Callable[..., Any]]) -> None:
     """One pass of noise in evaluation mode, with forward hooks on some layers that are gone after it."""

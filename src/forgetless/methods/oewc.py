@@ -33,6 +33,9 @@ class OnlineEWC(Method):
     fisher: list[Tensor] = field(default_factory=list, init=False, repr=False)
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
 
+    def begin(self, learner: Learner) -> None:
+        self.covered, self.fisher, self.anchor = [], [], []
+
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.grouping import is_norm, unwrap
+from forgetless.grouping import is_norm, joined, unwrap
 from forgetless.learner import Batch, Learner
-from forgetless.methods.layers import Replaced, layers, tensor_name
+from forgetless.methods.layers import Replaced, layers
 from forgetless.methods.method import Method, setting
 from forgetless.stream import Task
 
@@ -116,14 +116,14 @@ class PackNet(Method):
 
     def _weights(self, learner: Learner) -> dict[str, Tensor]:
         network = unwrap(learner.network)
-        names = [tensor_name(layer, "weight") for layer in self.hidden]
+        names = [joined(layer, "weight") for layer in self.hidden]
         return {name: network.get_parameter(name).detach() for name in names}
 
     def _moving(self, learner: Learner, task: int, owner: int) -> list[Tensor]:
         """For each parameter 1 where it moves while this task is trained: of the layers, the weights of this owner."""
-        names = [tensor_name(layer, "weight") for layer in self.hidden]
+        names = [joined(layer, "weight") for layer in self.hidden]
         moving = {name: whose == owner for name, whose in zip(names, self.owner, strict=True)}
-        heads = [tensor_name(self.output, name) for name in ("weight", "bias")]
+        heads = [joined(self.output, name) for name in ("weight", "bias")]
         made = []
         for name, parameter in unwrap(learner.network).named_parameters():
             if name in moving:

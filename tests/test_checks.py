@@ -1,0 +1,40 @@
+import math
+
+import numpy
+import pytest
+
+from forgetless.checks import check_number, check_seed, check_whole
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None])
+def test_what_is_no_whole_number_of_one_or_more_is_named(value):
+    with pytest.raises(ValueError, match=f"steps is {value!r}; it must be a whole number of 1 or more"):
+        check_whole("steps", value)
+
+
+def test_numbers_of_numpy_are_numbers():
+    check_whole("steps", numpy.int64(3))
+    check_number("lr", numpy.float32(0.5), above=0)
+    check_seed(numpy.int64(-3))
+
+
+@pytest.mark.parametrize(
+    ("value", "limits", "said"),
+    [
+        (0.0, {"above": 0}, "a finite number above 0"),
+        (-0.5, {"least": 0}, "a finite number of 0 or more"),
+        (math.nan, {}, "a finite number"),
+        (math.inf, {"above": 0}, "a finite number above 0"),
+        ("0.1", {}, "a finite number"),
+        (True, {}, "a finite number"),
+    ],
+)
+def test_what_is_no_number_within_its_limits_is_named(value, limits, said):
+    with pytest.raises(ValueError, match=f"lr is {value!r}; it must be {said}$"):
+        check_number("lr", value, **limits)
+
+
+@pytest.mark.parametrize("value", [1.5, "0", False, None])
+def test_a_seed_is_a_whole_number(value):
+    with pytest.raises(ValueError, match=f"seed is {value!r}; it must be a whole number$"):
+        check_seed(value)
