@@ -4,6 +4,7 @@ from torch import nn
 
 from forgetless.evaluation import evaluate
 from forgetless.methods.sgd import SGD
+from forgetless.training import train
 from helpers import learner, small_stream
 
 STREAM = small_stream()
@@ -42,3 +43,9 @@ def test_evaluation_leaves_modes_as_they_were_and_runs_in_evaluation_mode():
     assert not any(seen)
     assert [module.training for module in network] == [False, True, True, True]
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_a_network_with_other_outputs_than_classes_is_refused_before_training():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(4, 8))
+    with pytest.raises(ValueError, match=r"outputs of shape \(8,\); stream 'small' has 6 classes, so there must be 6"):
+        list(train(small_stream(), SGD(), network, batch=6))

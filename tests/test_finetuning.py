@@ -313,8 +313,7 @@ def test_the_host_does_not_wait_in_a_step():
     assert reads(2) == reads(9) > 0
 
 
-def test_inside_a_users_autocast_the_weights_used_are_not_stale(monkeypatch):
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # oneDNN warns on an Arm CPU without bf16
+def test_inside_a_users_autocast_the_weights_used_are_not_stale():
     torch.manual_seed(0)
     model = networks.mlp(5, inputs=4)
     buffer = filled(x=torch.eye(4).repeat(16, 1), y=torch.arange(4).repeat(16))

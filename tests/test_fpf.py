@@ -587,3 +587,77 @@ def test_a_network_may_be_moved_between_its_making_its_training_and_the_last_rep
     assert fpf.buffer["x"].is_cuda
     model.cpu()
     assert fpf.finish().losses
+
+
+@pytest.mark.parametrize(
+    ("y", "outputs"), [(torch.randn(16, 3), 3), (torch.rand(16, 1), 1), ((torch.rand(16, 4) > 0.5).float(), 4)]
+)
+def test_targets_that_are_no_probabilities_ask_for_the_loss(y, outputs):
+    model = nn.Linear(4, outputs)
+    x = torch.rand(16, 4)
+    fpf = FPF(model, groups="all")
+    with pytest.raises(ValueError, match="no probabilities of classes.* give it: loss=…"):
+        fpf.observe(x, y, model(x))
+    fpf = FPF(model, groups="all", steps=50, lr=0.1, loss=nn.functional.mse_loss)
+    fpf.observe(x, y, model(x))
+    losses = fpf.finish().losses
+    assert losses[-1] < losses[0]
+
+
+def test_smoothed_and_mixed_labels_are_probabilities():
+    model, x = nn.Linear(4, 5), torch.rand(16, 4)
+    hard = nn.functional.one_hot(torch.arange(16) % 5, 5).float()
+    mixed = 0.7 * (0.9 * hard + 0.02) + 0.3 * hard.flip(0)
+    fpf = FPF(model, groups="all", steps=5)
+    fpf.observe(x, mixed.half(), model(x))
+    assert fpf.finish() is not None
+
+
+def test_the_only_group_that_trains_is_chosen_once_a_shift_was_seen():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    model[0].requires_grad_(False)
+    fpf = FPF(model, 20, steps=2, window=2)
+    optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
+    for task in (0, 1):
+        for _ in range(4):
+            x, y = torch.rand(4, 4), torch.full((4,), task)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            fpf.observe(x, y)
+        fpf.boundary()
+    assert fpf.sensitivities() == {"head": 1.0}
+    assert fpf.finish().names == ("2.weight", "2.bias")
+
+
+def test_weights_that_are_loaded_later_are_no_change_of_training():
+    model = nn.Linear(4, 2)
+    fpf = FPF(model, groups="all", window=1)
+    with torch.no_grad():
+        model.weight.add_(100.0)
+    x, y = torch.rand(4, 4), torch.zeros(4, dtype=torch.int64)
+    fpf.observe(x, y)
+    assert fpf._tracker.between_epochs[0].changes.tolist() == [0.0, 0.0]
+
+
+def test_a_state_with_another_window_is_refused():
+    state = FPF(nn.Linear(4, 2), groups="all", window=20).state_dict()
+    with pytest.raises(ValueError, match="saved with window 20; this has 10"):
+        FPF(nn.Linear(4, 2), groups="all", window=10).load_state_dict(state)
+    del state["window"]  # of an older version
+    FPF(nn.Linear(4, 2), groups="all", window=10).load_state_dict(state)
+
+
+def test_examples_that_are_not_finite_are_named_where_they_are_the_reason():
+    model, x = nn.Linear(4, 2), torch.rand(8, 4)
+    x[3, 1] = torch.nan
+    fpf = FPF(model, groups="all", steps=2)
+    fpf.observe(x, torch.zeros(8, dtype=torch.int64))
+    with pytest.raises(NonFiniteError, match="The buffer holds NaN or infinity: 1 of its 8 rows of x"):
+        fpf.finish()
+
+
+def test_several_inputs_are_asked_for_by_name():
+    fpf = FPF(nn.Linear(4, 2), groups="all")
+    with pytest.raises(TypeError, match=r"column 'x' is tuple; .*; give several as a mapping, \{name: tensor\}"):
+        fpf.observe((torch.rand(2, 4), torch.rand(2, 4)), torch.zeros(2, dtype=torch.int64))

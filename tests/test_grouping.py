@@ -6,7 +6,7 @@ from torch import nn
 
 import forgetless
 from forgetless import networks
-from forgetless.grouping import counts, float_tensors, groups
+from forgetless.grouping import counts, float_tensors, groups, is_norm
 
 
 class CNN(nn.Module):
@@ -324,3 +324,51 @@ def test_groups_of_any_network_are_a_partition_of_its_float_tensors(described):
     names = [name for group in forgetless.groups(network).values() for name in group]
     tensors = [*network.named_parameters(), *network.named_buffers()]
     assert sorted(names) == sorted(name for name, tensor in tensors if tensor.is_floating_point())
+
+
+class ActivatedNorm(nn.BatchNorm2d):
+    """As timm's BatchNormAct2d: a batch norm with modules inside."""
+
+    def __init__(self, channels):
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+
+class BN(nn.BatchNorm2d):
+    """One whose name does not say what it is."""
+
+
+class NormedLinear(nn.Module):
+    """A cosine classifier, which is no normalisation layer."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(inputs, outputs))
+
+
+def test_normalisation_is_told_by_what_a_layer_is_not_by_its_name_alone():
+    assert all(map(is_norm, [ActivatedNorm(3), BN(3), nn.GroupNorm(1, 3), nn.RMSNorm(3), nn.LayerNorm([2, 3])]))
+    assert not any(
+        map(is_norm, [NormedLinear(3, 4), nn.Linear(3, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))])
+    )
+    network = nn.Sequential(
+        nn.Conv2d(1, 3, 3), ActivatedNorm(3), nn.Conv2d(3, 3, 3), BN(3), nn.Flatten(), nn.Linear(48, 2)
+    )
+    found = groups(network)
+    assert found["norm.stats"] == ("1.running_mean", "1.running_var", "3.running_mean", "3.running_var")
+    assert found["norm.affine"] == ("1.weight", "1.bias", "3.weight", "3.bias")
+
+
+class Middle(nn.Module):
+    """Its ``fc`` feeds another linear layer."""
+
+    def __init__(self, outputs=32):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.fc = nn.Linear(144, outputs)
+        self.cls = nn.Linear(32, 10)
+
+
+def test_a_layer_in_the_middle_that_is_called_like_a_head_is_none():
+    assert groups(Middle())["head"] == ("cls.weight", "cls.bias")
+    assert groups(Middle(10))["head"] == ("fc.weight", "fc.bias")  # which the other one does not follow

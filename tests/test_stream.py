@@ -116,7 +116,7 @@ def test_what_cannot_be_a_stream_is_refused():
         Split(torch.zeros(2, 1, 1, 1), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"order is \[0, 0\]; it must name each of the classes 0 to 1 once"):
         stream.split_by_class("s", train, train, sizes=[2], order=[0, 0])
-    with pytest.raises(ValueError, match="make 1 classes, but the labels go up to 1"):
+    with pytest.raises(ValueError, match="make 1 classes, but the labels go from 0 to 1"):
         stream.split_by_class("s", train, train, sizes=[1])
     with pytest.raises(ValueError, match="task 2 has no training examples"):
         stream.split_by_class("s", train, labelled(0, 1, 2), sizes=[2, 1])
@@ -143,3 +143,26 @@ def test_a_preparation_that_cannot_be_is_refused(prepare, match):
     x, y = torch.zeros(8, 3, 2, 2), torch.arange(8) % 2
     with pytest.raises(ValueError, match=match):
         stream.from_tensors(x, y, sizes=[1, 1], **prepare)
+
+
+def test_labels_that_are_no_classes_are_refused():
+    x = torch.zeros(8, 1, 2, 2)
+    with pytest.raises(ValueError, match="make 2 classes, but the labels go from -1 to 1"):
+        stream.from_tensors(x, torch.tensor([-1, -1, 0, 0, 0, 1, 1, 1]), [1, 1])
+    with pytest.raises(ValueError, match="y must hold classes, as whole numbers; it holds fractions"):
+        stream.from_tensors(x, torch.arange(8) / 4, [1, 1])
+    assert stream.from_tensors(x, torch.arange(8) % 2.0, [1, 1]).tasks[0].train.y.dtype == torch.int64
+
+
+def test_features_and_signals_keep_their_shape_and_grey_images_get_a_channel():
+    y = torch.arange(8) % 2
+    shapes = {(8, 5): (5,), (8, 4, 4): (1, 4, 4), (8, 3, 4, 4): (3, 4, 4), (8, 2, 3, 4, 4): (2, 3, 4, 4)}
+    assert {shape: stream.from_tensors(torch.zeros(shape), y, [1, 1]).shape for shape in shapes} == shapes
+
+
+def test_tasks_whose_examples_differ_in_shape_or_type_are_refused():
+    y = torch.arange(4) % 2
+    first = Split(torch.zeros(4, 1, 8, 8), y)
+    for other in (torch.zeros(4, 1, 9, 9), torch.zeros(4, 1, 8, 8, dtype=torch.uint8)):
+        with pytest.raises(ValueError, match="the training examples of task 2 are .* all must be alike"):
+            stream.split_by_domain("mine", [(first, first), (Split(other, y), first)], 2)

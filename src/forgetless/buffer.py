@@ -174,7 +174,8 @@ class Buffer:
                 got = (
                     f"a tensor of shape {tuple(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
                 )
-                raise TypeError(f"column {name!r} is {got}; it must be a tensor with one row for each example")
+                hint = "; give several as a mapping, {name: tensor}" if got in ("list", "tuple") else ""
+                raise TypeError(f"column {name!r} is {got}; it must be a tensor with one row for each example{hint}")
         sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"columns differ in length: {sizes}")

@@ -54,6 +54,11 @@ def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
             for images, y in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
                 x = learner.plain(images)
                 scores = method.predict(learner, x)
+                if scores.shape[1:] != learner.foreign.shape[1:]:
+                    raise ValueError(
+                        f"the network gives outputs of shape {tuple(scores.shape[1:])}; stream {sheet.stream.name!r} "
+                        f"has {learner.classes} classes, so there must be {learner.classes} of them"
+                    )
                 of_task = method.predict_task(learner, x, number) if _knows_tasks(method) else scores
                 among_task = of_task.masked_fill(learner.foreign[number], -torch.inf)
                 hits = [(scores.argmax(1) == y).sum(), (among_task.argmax(1) == y).sum()]

@@ -35,6 +35,9 @@ Forward = Callable[[nn.Module, Any], Tensor]
 Augment = Callable[[Any], Any]
 
 
+OTHER = ". If you train with another loss than cross-entropy, give it: loss=…"
+
+
 class NonFiniteError(FloatingPointError, RuntimeError):
     """The loss or the weights became infinite or NaN; after a finetuning the network was put back as it was before."""
 
@@ -242,7 +245,7 @@ class Finetuning:
         losses = self._losses.tolist()
         self._agree_on_statistics()
         try:
-            _check_finite(losses, {name: self._moving[name] for name in self.names})
+            _check_finite(losses, {name: self._moving[name] for name in self.names}, self._buffer)
         except NonFiniteError:
             self._put_back()
             raise
@@ -399,21 +402,33 @@ def check_label_shape(y: Tensor, logits: Tensor) -> None:
     if tuple(y.shape) != wanted:
         what = "labels that are not whole numbers are probabilities, and" if soft else "class labels"
         raise ValueError(
-            f"y has shape {tuple(y.shape)}; for logits of shape {tuple(logits.shape)} {what} must have {wanted}"
+            f"y has shape {tuple(y.shape)}; for logits of shape {tuple(logits.shape)} {what} must have {wanted}{OTHER}"
         )
 
 
 def check_labels(y: Tensor, logits: Tensor) -> None:
-    """An error if class labels do not index the columns of ``logits``; −100 means no label. The host waits here."""
+    """An error if class labels do not index the columns of ``logits``, or are no probabilities. The host waits here.
+
+    −100 means no label.
+    """
     check_label_shape(y, logits)
-    if y.is_floating_point() or not y.numel():
+    if not y.numel():
         return
     classes = logits.shape[1]
+    if y.is_floating_point():
+        if classes < 2 or not bool(((y >= 0).all(1) & ((y.sum(1) - 1).abs() < 0.01)).all()):
+            raise ValueError(
+                "y holds numbers that are no probabilities of classes: they must be 0 or more, and add up to 1 over "
+                f"two or more classes{OTHER}"
+            )
+        return
     labels = _labels(y)
     low, high = torch.stack(torch.where(labels == -100, 0, labels).aminmax()).tolist()
     if low < 0 or high >= classes:
         allowed = f"0 to {classes - 1}"
-        raise ValueError(f"labels from {low} to {high}; the network has {classes} outputs, so they must be {allowed}")
+        raise ValueError(
+            f"labels from {low} to {high}; the network has {classes} outputs, so they must be {allowed}{OTHER}"
+        )
 
 
 @contextmanager
@@ -523,12 +538,16 @@ def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
     return moving
 
 
-def _check_finite(losses: list[float], tensors: Mapping[str, Tensor]) -> None:
+def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Buffer) -> None:
     for step, loss in enumerate(losses, start=1):
         if not math.isfinite(loss):
+            rows = {name: buffer[name].reshape(len(buffer), -1) for name in buffer.columns}
+            bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
+            held = ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count)
+            advice = f"The buffer holds NaN or infinity: {held}" if held else "Try a smaller lr"
             raise NonFiniteError(
                 f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; "
-                "the network is as it was before it. Try a smaller lr"
+                f"the network is as it was before it. {advice}"
             )
     finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
     if not all(finite):

@@ -140,7 +140,7 @@ class FPF:
         self._share = self.processes.share(self.batch, "batch")
 
     def settle(self) -> None:
-        """Before the first step: follow a network that was moved, and join processes that met, since this was made.
+        """Before the first step: follow a network that was moved or loaded since, and join processes that met.
 
         ``observe`` does it too, but after the first update.
         """
@@ -149,7 +149,7 @@ class FPF:
         moved = self._where is None and next(unwrap(self.model).parameters()).device != self.buffer.device
         if moved or Processes(self._group).count != self.processes.count:
             self._join()
-            self._tracker.start()  # processes take over the weights of one of them when they meet
+        self._tracker.start()  # weights may have been loaded; processes take over those of one of them when they meet
 
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
         """Once after each ``optimizer.step()``: track, finetune if it is time, then let the reservoir take the batch.
@@ -161,9 +161,9 @@ class FPF:
         rows = self._rows(x, y, logits)
         self.step += 1
         self._steps_of_window += 1
-        if self._steps_of_window == self.window:
-            self._mark()
         try:
+            if self._steps_of_window >= self.window:
+                self._mark()
             due = self.every is not None and self.step % self.every == 0 and len(self.buffer)
             return self._finetune() if due else None
         finally:
@@ -189,7 +189,8 @@ class FPF:
             why = self._selection.why_not(self._tracker.task_changes())
             warn(
                 f"nothing was finetuned in {self.step} steps: {why}. Call boundary() where the data shifts, make the "
-                "window smaller, lower the threshold, or name the groups",
+                "window smaller (a task must have three), lower the threshold, or name the groups; to repair the "
+                "network as it is, forgetless.finetune(model, fpf.buffer, names of tensors)",
                 stacklevel=2,
             )
         return done
@@ -199,7 +200,10 @@ class FPF:
         return self._selection.scores(self._tracker.task_changes())
 
     def profile(self) -> Profile:
-        """Which groups move when the data shifts, and which are finetuned; prints as a table."""
+        """Which groups move when the data shifts, and which are finetuned; prints as a table.
+
+        What finetunings between two shifts have moved is part of it.
+        """
         return self._selection.profile(self._tracker.task_changes(), len(self._tracker.between_tasks))
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,6 +219,7 @@ class FPF:
             "step": self.step,
             "finetunings": self.finetunings,
             "shifts": list(self.shifts),
+            "window": self.window,
             "steps_of_window": self._steps_of_window,
             "generator": self._generator.get_state(),
             "buffer": self.buffer.state_dict(),
@@ -235,7 +240,9 @@ class FPF:
                 f"the state is of process {rank} of {count}; this is process {self.processes.rank} of "
                 f"{self.processes.count}, and needs a state of its own"
             )
-        missing = self.state_dict().keys() - state.keys() - {"processes"}
+        if (window := state.get("window", self.window)) != self.window:
+            raise ValueError(f"the state was saved with window {window}; this has {self.window}")
+        missing = self.state_dict().keys() - state.keys() - {"processes", "window"}
         if missing:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         buffer = Buffer(self.buffer.capacity, device=self.buffer.device, seed=self.buffer.seed)

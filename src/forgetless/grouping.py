@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -52,6 +53,9 @@ HEAD_NAMES = (
     "logits",
     "final",
 )
+
+
+DOUBTFUL = ("fc", "out", "output", "final")  # which also layers in the middle are called
 
 
 def groups(model: nn.Module, head: str | None = None) -> Groups:
@@ -108,9 +112,13 @@ def counts(model: nn.Module, groups: Mapping[str, tuple[str, ...]]) -> dict[str,
 
 
 def is_norm(module: nn.Module) -> bool:
-    """A normalisation layer: one of torch's, or a leaf whose class says so (Hugging Face, timm, a user's own)."""
-    named = "norm" in type(module).__name__.lower()
-    return named and not _is_composite(module) and not parametrize.is_parametrized(module)
+    """A normalisation layer: one of torch's, also inherited from, or a leaf whose class and weights look like one."""
+    if parametrize.is_parametrized(module):
+        return False
+    if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        return True
+    vectors = all(sum(size > 1 for size in p.shape) <= 1 for p in module.parameters(recurse=False))
+    return "norm" in type(module).__name__.lower() and not _is_composite(module) and vectors
 
 
 def statistics(path: str, module: nn.Module) -> set[str]:
@@ -185,7 +193,7 @@ def _head(network: nn.Module, head: str | None) -> str:
     inside = _wrapped(network)
     usual = [path for path in linear if _below(path, inside) and _child(path, inside) in HEAD_NAMES]
     if usual:
-        return usual[-1]
+        return _last_of_chain(network, usual[-1], inside)
     if linear and layers[-1][0] == linear[-1] and not _in_repeated(network, linear[-1]):
         return linear[-1]
     raise ValueError(
@@ -193,6 +201,18 @@ def _head(network: nn.Module, head: str | None) -> str:
         "convolution of its own. Name the module of the output layer, head='…', or give the groups, "
         "grouping={group: names}"
     )
+
+
+def _last_of_chain(network: nn.Module, path: str, inside: str) -> str:
+    """The layer at ``path``, or where its name is one of layers in the middle too, the last linear one that it feeds."""
+    layer, children = network.get_submodule(path), list(network.get_submodule(inside).named_children())
+    names = [name for name, _ in children]
+    if (name := _child(path, inside)) not in DOUBTFUL or name not in names:
+        return path
+    for later, child in children[names.index(name) + 1 :]:
+        if isinstance(layer, nn.Linear) and isinstance(child, nn.Linear) and child.in_features == layer.out_features:
+            path, layer = joined(inside, later), child
+    return path
 
 
 def _wrapped(network: nn.Module) -> str:

@@ -75,7 +75,12 @@ class Selection:
 
     def choice(self, by_tensor: Mapping[str, float]) -> tuple[str, ...]:
         """The groups to finetune: those chosen already, or those these changes choose; none while nothing is known."""
-        return self.chosen if self.chosen is not None else dynamics.select(self.scores(by_tensor), self.threshold)
+        if self.chosen is not None:
+            return self.chosen
+        scores = self.scores(by_tensor)
+        weights = [group for group in scores if group not in self._statistics]
+        found = dynamics.select(scores, self.threshold)
+        return found or (tuple(weights) if len(weights) == 1 else ())  # S_g of a single group is 1, never above it
 
     def movable(self, chosen: Collection[str]) -> tuple[str, ...]:
         """Those of these groups that are not frozen by now."""

@@ -77,6 +77,12 @@ class Stream:
             for split, what in ((task.train, "training"), (task.test, "test")):
                 if not len(split):
                     raise ValueError(f"stream {self.name!r}: task {number} has no {what} examples")
+                first = self.tasks[0].train.x
+                if split.x.shape[1:] != first.shape[1:] or split.x.dtype != first.dtype:
+                    raise ValueError(
+                        f"stream {self.name!r}: the {what} examples of task {number} are {split.x.dtype} of shape "
+                        f"{tuple(split.x.shape[1:])}, the first are {first.dtype} of {self.shape}; all must be alike"
+                    )
                 low, high = int(split.y.min()), int(split.y.max())
                 if low < 0 or high >= self.classes:
                     raise ValueError(
@@ -145,9 +151,10 @@ def split_by_class(
         order = torch.randperm(classes, generator=torch.Generator().manual_seed(order)).tolist()
     if sorted(order) != list(range(classes)):
         raise ValueError(f"order is {list(order)}; it must name each of the classes 0 to {classes - 1} once")
+    low = min(int(train.y.min()), int(test.y.min()))
     top = max(int(train.y.max()), int(test.y.max()))
-    if top >= classes:
-        raise ValueError(f"sizes {list(sizes)} make {classes} classes, but the labels go up to {top}")
+    if low < 0 or top >= classes:
+        raise ValueError(f"sizes {list(sizes)} make {classes} classes, but the labels go from {low} to {top}")
     rank = torch.empty(classes, dtype=torch.int64)
     rank[torch.tensor(list(order))] = torch.arange(classes)
     tasks, start = [], 0
@@ -199,10 +206,16 @@ def from_tensors(
     seed: int = 0,
     **prepare: Any,
 ) -> Stream:
-    """A class-incremental stream from one's own tensors; a stratified share of ``test`` becomes the test set."""
+    """A class-incremental stream from one's own tensors; a stratified share of ``test`` becomes the test set.
+
+    ``x`` are images (examples, channels, height, width), or without the channels if there is one, or features.
+    """
     if not 0 < test < 1:
         raise ValueError(f"test is {test}; it must be between 0 and 1")
-    whole = Split(x if x.ndim == 4 else x[:, None], y.to(torch.int64))
+    labels = y.to(torch.int64)
+    if not torch.equal(labels.to(y.dtype), y):
+        raise ValueError("y must hold classes, as whole numbers; it holds fractions")
+    whole = Split(x[:, None] if x.ndim == 3 else x, labels)
     held = stratified(whole.y, test, torch.Generator().manual_seed(seed))
     train, rest = (~held).nonzero()[:, 0], held.nonzero()[:, 0]
     return split_by_class(name, whole.of(train), whole.of(rest), sizes, **prepare)

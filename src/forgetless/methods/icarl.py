@@ -47,7 +47,7 @@ class ICaRL(Method):
         if numbered != [learner.seen(task) for task in range(learner.tasks)]:
             raise ValueError(
                 "icarl needs classes numbered in the order of the tasks, the first task's from 0 on, as "
-                "forgetless.from_tensors numbers them"
+                "forgetless.stream.from_tensors numbers them"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
