@@ -294,7 +294,7 @@ def test_a_layer_inside_a_repeated_one_is_no_head():
 
 def test_a_network_of_the_paper_with_more_than_its_table_knows_is_derived():
     model = networks.resnet18(4, width=4)
-    model.projection = nn.Linear(4, 4)
+    model.projection = nn.Linear(32, 8)  # of the features
     parts = groups(model)
     assert_partition(model, parts)
     assert parts["head"] == ("fc.weight", "fc.bias")

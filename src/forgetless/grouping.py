@@ -204,7 +204,7 @@ def _head(network: nn.Module, head: str | None) -> str:
 
 
 def _last_of_chain(network: nn.Module, path: str, inside: str) -> str:
-    """The layer at ``path``, or where its name is one of layers in the middle too, the last linear one that it feeds."""
+    """The layer at ``path``, or where it is called as layers in the middle are too, the last linear one it feeds."""
     layer, children = network.get_submodule(path), list(network.get_submodule(inside).named_children())
     names = [name for name, _ in children]
     if (name := _child(path, inside)) not in DOUBTFUL or name not in names:
