@@ -16,8 +16,9 @@ from pathlib import Path
 import torch
 
 from forgetless import build
-from forgetless.checkpoint import NAME, Schedule
+from forgetless.checkpoint import NAME
 from forgetless.config import resolve
+from forgetless.storage import Schedule
 from forgetless.training import Event, TaskEnded
 from provenance import provenance
 

@@ -35,8 +35,8 @@ def child(name: str, repair: str, seed: int, folder: Path) -> None:
     from safetensors.torch import save_file
 
     from forgetless import build
-    from forgetless.checkpoint import Schedule
     from forgetless.config import resolve
+    from forgetless.storage import Schedule
     from forgetless.training import Ended, Event
 
     torch.set_num_threads(1)

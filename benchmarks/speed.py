@@ -23,7 +23,7 @@ from forgetless import Finetune, catalogue, networks, train
 from forgetless.engine import Engine
 from forgetless.lanes import interleave
 from forgetless.stream import Split, Stream, Task
-from forgetless.training import EVERY, Run, Stepped, with_seed
+from forgetless.training import PROGRESS, Run, Stepped, with_seed
 from provenance import provenance
 
 WAYS = ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning")
@@ -77,8 +77,8 @@ def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) 
     stream = random_stream(
         channels, size, 2 * -(-first * batch // 2), 2 * -(-second * batch // 2), torch.device(arguments.device)
     )
-    begin = settle // EVERY + (0 if way == "finetuning" else first // EVERY)  # events of progress to let pass
-    end = begin + steps // EVERY
+    begin = settle // PROGRESS + (0 if way == "finetuning" else first // PROGRESS)  # events of progress to let pass
+    end = begin + steps // PROGRESS
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -106,7 +106,7 @@ def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) 
             passed = time.perf_counter() - started
             break
     runs.close()
-    milliseconds = 1000 * passed / ((sum(counts.values()) - at_start) * EVERY)
+    milliseconds = 1000 * passed / ((sum(counts.values()) - at_start) * PROGRESS)
     images = arguments.batch / milliseconds * 1000
     found: dict[str, Any] = {
         "network": arguments.network, "size": size, "batch": arguments.batch, "precision": arguments.precision,

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from forgetless import NonFiniteError, build, record, training
-from forgetless.checkpoint import Schedule, Stop
+from forgetless.checkpoint import Stop
 from forgetless.config import resolve
 from forgetless.methods.method import setting
 from forgetless.methods.sgd import SGD
 from forgetless.methods.si import SI
+from forgetless.storage import Schedule
 from forgetless.training import Trained
 from helpers import small_stream
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from forgetless import Finetune, catalogue, checkpoint, networks, streams, training
-from forgetless.checkpoint import CheckpointError, Schedule, Writer, check, data_checksum, load, save
+from forgetless.checkpoint import CheckpointError, Writer, check, data_checksum, load, save
 from forgetless.methods import Method
+from forgetless.storage import Schedule
 from forgetless.training import Ended, Stepped, train, with_seed
 from helpers import small_stream
 
@@ -81,7 +82,7 @@ def test_a_run_goes_on_from_any_step_bit_for_bit(name, repair, tmp_path):
 def test_a_run_goes_on_from_inside_any_finetuning_bit_for_bit(name, repair, device, tmp_path, monkeypatch):
     if repair == "k-fpf-kd" and name in ("gdumb", "icarl"):
         pytest.skip("their memory holds no logits")
-    monkeypatch.setattr(training, "EVERY", 2)
+    monkeypatch.setattr(training, "PROGRESS", 2)
     changes = {"freeze": ("fc1",)} if repair == "fpf" and name == "er" else {}
     changes |= {"device": "cuda", "deterministic": True} if device == "cuda" else {}
     weights, told = outcome(start(name, repair, **changes))

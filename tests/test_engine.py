@@ -9,7 +9,7 @@ from forgetless.engine import Engine
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
 from forgetless.stream import Split, Stream, Task
-from forgetless.training import EVERY, Ended, Stepped, with_seed
+from forgetless.training import PROGRESS, Ended, Stepped, with_seed
 from helpers import small_stream
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -76,7 +76,7 @@ def test_a_run_with_a_remainder_of_one_image_goes_on_from_any_step():
             states.append(whole.state_dict())
         if isinstance(event, Ended):
             expected = event.result
-    assert len(states) == 2 * 20 // EVERY
+    assert len(states) == 2 * 20 // PROGRESS
     for state in states:
         *_, last = start(state)
         assert last.result.steps == expected.steps == 40

@@ -13,8 +13,9 @@ import pytest
 
 from forgetless import NonFiniteError, build, networks, record, streams, train
 from forgetless import sweep as module
-from forgetless.checkpoint import Schedule, load
+from forgetless.checkpoint import load
 from forgetless.methods.er import ER
+from forgetless.storage import Schedule
 from forgetless.sweep import (
     Done,
     Failed,

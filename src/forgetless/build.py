@@ -21,7 +21,7 @@ from torch import nn
 import forgetless
 from forgetless import catalogue, checkpoint, record, scores
 from forgetless.catalogue import nearest
-from forgetless.checkpoint import Schedule, Stop, Stopped
+from forgetless.checkpoint import Stop, Stopped
 from forgetless.config import NUMBER, SWITCH, WHOLE, Settings
 from forgetless.contract import check
 from forgetless.engine import find_device
@@ -29,7 +29,7 @@ from forgetless.finetuning import Finetune
 from forgetless.lanes import Failed, Postponed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
-from forgetless.storage import check_folder
+from forgetless.storage import Schedule, check_folder
 from forgetless.stream import Stream
 from forgetless.training import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
 

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as pack
 from torch import Tensor
 
-from forgetless.storage import sweep_up, write_whole
+from forgetless.storage import Schedule, sweep_up, write_whole
 from forgetless.stream import Stream
 
 FORMAT = 3
@@ -57,20 +56,6 @@ class Stop:
             self.since = time.monotonic()
         elif time.monotonic() - self.since > 1:
             raise KeyboardInterrupt
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When checkpoints are written: every so many steps (rounded up to tens), every so many seconds, or both."""
-
-    steps: int | None = None
-    seconds: float | None = 60.0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"checkpoints every {value} {name}; it must be above 0, or None for never")
 
 
 def check_kept(state: Mapping[str, Any]) -> None:

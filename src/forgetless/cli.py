@@ -17,7 +17,7 @@ from rich.table import Table
 
 from forgetless import catalogue, page, record, report
 from forgetless.config import Settings, resolve
-from forgetless.sweep import Every
+from forgetless.storage import Schedule
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -116,8 +116,8 @@ def run(
         found = record.read(file)
         notes.print(f"this run has a record already, {file}: it is not done again")
     else:
-        interval = _every(checkpoint_steps, checkpoint_seconds)
-        found = _train(settings, sources, out, interval, quiet=as_json, eager=eager, log=log)
+        schedule = _schedule(checkpoint_steps, checkpoint_seconds)
+        found = _train(settings, sources, out, schedule, quiet=as_json, eager=eager, log=log)
     _tell(found, file, as_json=as_json)
 
 
@@ -164,8 +164,8 @@ def resume(
     settings = Settings.from_dict(about["settings"])
     if settings.id != folder.name:
         raise ValueError(f"{file} is of the run {settings.id}; its folder must have that name")
-    interval = _every(checkpoint_steps, checkpoint_seconds)
-    found = _train(settings, about["sources"], folder.parent, interval, quiet=as_json, eager=False, log=log)
+    schedule = _schedule(checkpoint_steps, checkpoint_seconds)
+    found = _train(settings, about["sources"], folder.parent, schedule, quiet=as_json, eager=False, log=log)
     _tell(found, ended, as_json=as_json)
 
 
@@ -237,9 +237,9 @@ def sweep(
             screen.print(f"{one.settings.id}  {one.settings.stream}  {one.settings.label}, seed {one.settings.seed}")
         screen.print(f"{len(runs)} runs, {here} of them done")
         return
-    every = _every(checkpoint_steps, checkpoint_seconds)
+    schedule = _schedule(checkpoint_steps, checkpoint_seconds)
     with _Progress(len(runs)) as progress:
-        for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, every=every):
+        for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, schedule=schedule):
             progress.show(note)
     found = [made for one in runs if (made := record.find(out, one.settings)) is not None]
     _print_by_stream(found)
@@ -281,7 +281,7 @@ def search(
     with _Progress(total) as progress:
         for note in searching.search(
             stream, method, given, space, out, seeds=seeds, search_seeds=search_seeds, halving=halving,
-            on=on, workers=workers, lanes=lanes, retry=retry, every=_every(checkpoint_steps, checkpoint_seconds),
+            on=on, workers=workers, lanes=lanes, retry=retry, schedule=_schedule(checkpoint_steps, checkpoint_seconds),
         ):  # fmt: skip
             if not isinstance(note, searching.Found):
                 progress.show(note)
@@ -356,8 +356,8 @@ def reproduce(
                 filters.measure(one, out)
                 progress.show(sweeping.Done(one.settings, again=False))
         else:
-            every = _every(checkpoint_steps, checkpoint_seconds)
-            for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, every=every):
+            schedule = _schedule(checkpoint_steps, checkpoint_seconds)
+            for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, schedule=schedule):
                 progress.show(note)
     found = reproducing.measure(lines, out)
     if not found:
@@ -548,20 +548,20 @@ def _train(
     settings: Settings,
     sources: dict[str, str],
     out: Path,
-    every: Every,
+    schedule: Schedule,
     *,
     quiet: bool,
     eager: bool,
     log: str | None = None,
 ) -> record.Record:
     from forgetless.build import run as run_one
-    from forgetless.checkpoint import Schedule, Stop
+    from forgetless.checkpoint import Stop
     from forgetless.training import Began, Event, Stepped, TaskEnded
 
     _set_threads(settings)
     stop = Stop()
     stop.listen()
-    how: dict[str, Any] = {"eager": eager, "schedule": Schedule(*every), "stop": stop}
+    how: dict[str, Any] = {"eager": eager, "schedule": schedule, "stop": stop}
     if log is not None:
         how["log"] = _logger(log, settings, out)
     if quiet:
@@ -598,11 +598,11 @@ def _logger(name: str, settings: Settings, out: Path) -> Any:
     return partial(loggers.LOGGERS[name], settings=settings.to_dict(), **own)
 
 
-def _every(steps: int, seconds: float) -> Every:
+def _schedule(steps: int, seconds: float) -> Schedule:
     for name, value in (("checkpoint_steps", steps), ("checkpoint_seconds", seconds)):
         if value < 0:
             raise ValueError(f"{name} is {value}; it must be 0 or more")
-    return steps or None, seconds or None
+    return Schedule(steps or None, seconds or None)
 
 
 def _stop_on_sigterm() -> None:

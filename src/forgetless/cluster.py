@@ -16,6 +16,7 @@ from typing import Any
 
 from forgetless import record
 from forgetless.config import Settings
+from forgetless.storage import Schedule
 
 LANES = 8  # runs of a pack on a GPU: more were no faster on an H200 (docs/speed.md)
 RETRIES = 3  # of a task whose node or process dies
@@ -32,7 +33,7 @@ class Job:
 
 
 def share_out(
-    jobs: Sequence[Job], out: str, lanes: int, every: tuple[int | None, float | None]
+    jobs: Sequence[Job], out: str, lanes: int, schedule: Schedule
 ) -> Iterator[tuple[int, list[Outcome] | None]]:
     """The number of a job and None when it is handed out; its number and what became of its runs when it ends."""
     ray = _connect()
@@ -50,7 +51,7 @@ def share_out(
                     number, busy = numbers.popleft(), busy + 1
                     yield number, None
                     task = pack.options(**{f"num_{kind.lower()}s": 1})
-                    running[task.remote(jobs[number].runs, place, lanes, every, environment)] = number
+                    running[task.remote(jobs[number].runs, place, lanes, schedule, environment)] = number
             if not running:
                 kind = next(kind for kind, numbers in waiting.items() if numbers)
                 raise ValueError(f"the Ray cluster has no {kind}, which the runs need; it has {resources}")
@@ -101,13 +102,12 @@ def _pack(
     job: list[tuple[dict[str, Any], dict[str, str]]],
     out: str,
     lanes: int,
-    every: tuple[int | None, float | None],
+    schedule: Schedule,
     environment: dict[str, str],
 ) -> list[Outcome]:
     """A task: runs one after the other, or in lanes on its GPU, from their checkpoints where another node left some."""
     os.environ.update(environment)
     from forgetless import build
-    from forgetless.checkpoint import Schedule
 
-    ended = build.run_job(job, lanes, record.folder(out), schedule=Schedule(*every))
+    ended = build.run_job(job, lanes, record.folder(out), schedule=schedule)
     return [(name, error, None if made is None else made.to_dict()) for name, error, made in ended]

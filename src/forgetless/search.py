@@ -20,7 +20,8 @@ from forgetless import record
 from forgetless.checks import check_whole
 from forgetless.config import resolve
 from forgetless.presets import GRIDS
-from forgetless.sweep import EVERY, Done, Every, Failed, Planned, Started, read_toml, sweep
+from forgetless.storage import USUAL, Schedule
+from forgetless.sweep import Done, Failed, Planned, Started, read_toml, sweep
 
 Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -106,7 +107,7 @@ def search(
     workers: int | None = None,
     lanes: int | None = None,
     retry: bool = False,
-    every: Every = EVERY,
+    schedule: Schedule = USUAL,
 ) -> Iterator[Started | Done | Failed | Found]:
     """Search and retrain; gives what becomes of each run, and at the end what was found, also in ``out/search-….json``.
 
@@ -124,7 +125,7 @@ def search(
     def planned(point: Point, seed: int, *, validation: bool) -> Planned:
         return Planned(*resolve(stream, method, {**shared, **point, "seed": seed, "validation": validation}))
 
-    how: dict[str, Any] = {"on": on, "workers": workers, "lanes": lanes, "retry": retry, "every": every}
+    how: dict[str, Any] = {"on": on, "workers": workers, "lanes": lanes, "retry": retry, "schedule": schedule}
     alive = list(scores)
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
         alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]

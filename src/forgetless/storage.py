@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all. Imports no torch."""
+"""Files that are whole or not there at all, and when checkpoints are written. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import time
 import uuid
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,20 @@ def sweep_up(folder: Path) -> None:
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 60:
                 left.unlink()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When checkpoints are written: every so many steps (rounded up to tens), every so many seconds, or both."""
+
+    steps: int | None = None
+    seconds: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"checkpoints every {value} {name}; it must be above 0, or None for never")
+
+
+USUAL = Schedule()  # one a minute

@@ -42,7 +42,7 @@ from typing import Any
 from forgetless import record
 from forgetless.checks import check_whole
 from forgetless.config import Settings, resolve
-from forgetless.storage import check_folder
+from forgetless.storage import USUAL, Schedule, check_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,8 +51,6 @@ else:
 
 PLACES = ("here", "ray")
 PATIENCE = 30  # seconds that processes are given to leave checkpoints, when a sweep is stopped
-Every = tuple[int | None, float | None]
-EVERY: Every = (None, 60.0)
 LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a range of them is a list of lists
 
 
@@ -151,7 +149,7 @@ def sweep(
     workers: int | None = None,
     lanes: int | None = None,
     retry: bool = False,
-    every: Every = EVERY,
+    schedule: Schedule = USUAL,
 ) -> Iterator[Started | Done | Failed]:
     """Do the runs that have no record in ``out``; gives what becomes of each, as it comes.
 
@@ -159,7 +157,7 @@ def sweep(
     workers  processes for runs on the CPU (default: one a core)
     lanes    runs side by side on a GPU (default: found by trying; on Ray 8, which is also how many are one task)
     retry    also those that failed in an earlier sweep
-    every    steps, seconds between two checkpoints of a run (None: none by that); from one it goes on
+    schedule when a run leaves checkpoints; from one it goes on
     """
     if on not in PLACES:
         raise ValueError(f"on is {on!r}; it must be one of {', '.join(PLACES)}")
@@ -179,9 +177,9 @@ def sweep(
         else:
             left.append(one)
     if left and on == "ray":
-        yield from _on_ray(left, out, lanes, every)
+        yield from _on_ray(left, out, lanes, schedule)
     elif left:
-        yield from _here(left, out, workers, lanes, every)
+        yield from _here(left, out, workers, lanes, schedule)
 
 
 def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Failed:
@@ -198,7 +196,9 @@ def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Fail
     return Failed(settings, message, again=False)
 
 
-def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every) -> Iterator[Started | Done | Failed]:
+def _on_ray(
+    runs: Sequence[Planned], out: Path, lanes: int | None, schedule: Schedule
+) -> Iterator[Started | Done | Failed]:
     from forgetless import cluster
 
     on_gpu: list[Planned] = []
@@ -213,7 +213,7 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every)
         cluster.Job([(one.settings.to_dict(), dict(one.sources)) for one in pack], pack[0].settings.device != "cpu")
         for pack in packs
     ]
-    for number, outcomes in cluster.share_out(jobs, str(out), size, every):
+    for number, outcomes in cluster.share_out(jobs, str(out), size, schedule):
         pack = {one.settings.id: one for one in packs[number]}
         if outcomes is None:
             yield from (Started(one.settings) for one in pack.values())
@@ -226,7 +226,7 @@ def _on_ray(runs: Sequence[Planned], out: Path, lanes: int | None, every: Every)
 
 
 def _here(
-    runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None, every: Every
+    runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None, schedule: Schedule
 ) -> Iterator[Started | Done | Failed]:
     on_gpu: deque[_Job] = deque(_by_gpu(runs, _gpus()))
     on_cpu = deque(_Job(own) for own in _sharing(runs) if not own[0].settings.device.startswith("cuda"))
@@ -237,7 +237,7 @@ def _here(
             free = (workers or cores()) - busy
             for jobs, count in ((on_gpu, len(on_gpu)), (on_cpu, min(free, len(on_cpu)))):
                 for _ in range(count):
-                    worker = _Worker(out, lanes, jobs[0], every)
+                    worker = _Worker(out, lanes, jobs[0], schedule)
                     crew[worker.connection] = worker
                     worker.give(jobs.popleft())
             for connection in wait(list(crew)):
@@ -346,7 +346,7 @@ def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
 class _Worker:
     """A process of its own for jobs like the first, and the runs it has."""
 
-    def __init__(self, out: Path, lanes: int | None, first: _Job, every: Every) -> None:
+    def __init__(self, out: Path, lanes: int | None, first: _Job, schedule: Schedule) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
         self.gpu, self.on_gpu = first.gpu, first.on_gpu
@@ -356,7 +356,7 @@ class _Worker:
         wanted = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         with _environment(wanted if self.gpu is None else {**wanted, "CUDA_VISIBLE_DEVICES": self.gpu}):
             self.process: BaseProcess = context.Process(
-                target=_work, args=(theirs, str(out), lanes, every), daemon=True
+                target=_work, args=(theirs, str(out), lanes, schedule), daemon=True
             )
             self.process.start()
         theirs.close()
@@ -386,10 +386,10 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _work(connection: Connection, out: str, lanes: int | None, every: Every) -> None:
+def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedule) -> None:
     """A process: takes jobs, a run or a pack of lanes each, and says what becomes of every run."""
     from forgetless import build
-    from forgetless.checkpoint import Schedule, Stop
+    from forgetless.checkpoint import Stop
 
     stop = Stop()
     stop.listen(interrupts=False)  # the parent sends SIGTERM
@@ -402,7 +402,7 @@ def _work(connection: Connection, out: str, lanes: int | None, every: Every) -> 
         while (job := connection.recv()) is not None:
             if len(streams) > 1:
                 streams.clear()
-            how = {"streams": streams, "on_start": say_started, "schedule": Schedule(*every), "stop": stop}
+            how = {"streams": streams, "on_start": say_started, "schedule": schedule, "stop": stop}
             for name, error, _ in build.run_job(job, lanes, record.folder(out), **how):
                 connection.send((name, False, error))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):

@@ -35,7 +35,7 @@ from forgetless.selection import Selection
 from forgetless.stream import Stream
 from forgetless.tracker import Row, Tracker
 
-EVERY = 10  # steps between two events of progress; runs in turns on one GPU change at them
+PROGRESS = 10  # steps between two events of progress; runs in turns on one GPU change at them
 
 
 @dataclass(frozen=True)
@@ -439,7 +439,7 @@ class _Training:
                 self.resumable = False
                 yield from self._step(size)
                 self.index += 1
-                if self.step % EVERY == 0:
+                if self.step % PROGRESS == 0:
                     self.resumable = True
                     yield Stepped(self.step, number + 1, epoch + 1)
             self.resumable = False
@@ -676,7 +676,7 @@ class Repair:
         run, chosen = self._run, self._chosen
         assert run is not None
         while run.left:
-            run.advance(EVERY)
+            run.advance(PROGRESS)
             yield Stepped(step, task, epoch)
         if learner.engine.will_wait():
             yield Waiting()
