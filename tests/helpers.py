@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from forgetless import networks
+from forgetless import cli, networks
 from forgetless.buffer import Buffer
 from forgetless.engine import Engine
 from forgetless.learner import Learner
@@ -57,6 +61,42 @@ def ended(command, **options) -> subprocess.CompletedProcess[str]:
         if "torch.distributed.run" not in command or "terminate called without an active exception" not in done.stderr:
             break
     return done
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["preloaded"])
+
+
+def command(*arguments, cwd, timeout=120, **environment) -> subprocess.CompletedProcess[str]:
+    """``forgetless …`` in a process of its own, forked from one that has imported torch, which takes seconds."""
+    words = ["forgetless", *map(str, arguments)]
+    with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as errors:
+        process = _FORKS.Process(target=_main, args=(words, cwd, {**os.environ, **environment}, out.name, errors.name))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired(words, timeout)
+        texts = [Path(file.name).read_text() for file in (out, errors)]
+        return subprocess.CompletedProcess(words, process.exitcode, *texts)
+
+
+def _main(words, folder, environment, out, errors) -> None:
+    for number, name in ((1, out), (2, errors)):
+        os.dup2(os.open(name, os.O_WRONLY), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = words
+    cli.main()
+
+
+def wait_until(condition, seconds=100) -> None:
+    """On a busy machine a process may take its time to begin."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def in_processes(count: int, program, *arguments) -> str:

@@ -1,22 +1,19 @@
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
+
+from helpers import command, wait_until
 
 COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
 QUICK = ["--epochs", "1", "--batch", "50", "--replay", "50"]
 
 
 def forgetless(*arguments, cwd, expect=0, **environment):
-    done = subprocess.run(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "COLUMNS": "160", **environment},
-    )  # fmt: skip
+    done = command(*arguments, cwd=cwd, **environment)
     assert done.returncode == expect, done.stderr
     return done
 
@@ -157,11 +154,17 @@ def test_data_is_listed_and_checked(tmp_path):
 
 
 def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
-    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "40"]
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "20"]
+    often = ["--checkpoint-steps", "10"]
     given = call
+
+    def kept():
+        return {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/checkpoint.safetensors")}
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        process = subprocess.Popen([*COMMAND, *given], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        time.sleep(6)
+        before = kept()
+        process = subprocess.Popen([*COMMAND, *given, *often], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda before=before: kept() != before)
         process.send_signal(number)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 130, errors

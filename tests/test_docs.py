@@ -1,7 +1,6 @@
 """The README's code runs and its numbers are those of the records."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 import forgetless
 from forgetless.config import resolve
 from forgetless.sweep import plan, tomllib
+from helpers import command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -30,10 +30,7 @@ def test_the_commands_of_the_readme_are_understood(tmp_path, monkeypatch):
         words = line.partition("#")[0].split()[1:]
         if words[0] == "run":
             options = [word for word in words[3:] if word.startswith("--")]
-            helped = subprocess.run(
-                [sys.executable, "-c", "from forgetless.cli import main; main()", "run", "--help"],
-                capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
-            ).stdout  # fmt: skip
+            helped = command("run", "--help", cwd=tmp_path).stdout
             assert all(option in helped for option in options), line
             resolve(words[1], words[2], {})
         else:

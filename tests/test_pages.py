@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import ended
+from helpers import command, ended
 
 DOCS = Path(__file__).parent.parent / "docs"
 GENERATED = {"results.md", "findings.md", "speed.md", "reliability.md", "transformers.md"}  # by benchmarks/tables.py
@@ -30,13 +30,12 @@ def start(command, folder):
     return ended(command, cwd=folder, env=environment, timeout=280)
 
 
-def program(words):
+def call(words, folder):
     """A command line as this environment's Python runs it."""
-    module = {"forgetless": "from forgetless.cli import main; main()"}.get(words[0])
-    if module:
-        return [sys.executable, "-c", module, *words[1:]]
+    if words[0] == "forgetless":
+        return command(*words[1:], cwd=folder, timeout=280)
     assert words[0] == "torchrun", f"a page calls {words[0]}"
-    return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    return start([sys.executable, "-m", "torch.distributed.run", *words[1:]], folder)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -64,10 +63,10 @@ def test_the_code_of_a_page_runs(page, tmp_path):
             if "needs" in remark or words[1] == "demo":  # what it needs is not here: are the options right?
                 options = [word for word in words if word.startswith("--")]
                 names = [word for word in words[:3] if word in ("sweep", "search", "reproduce", "data", "get", "demo")]
-                helped = start(program([words[0], *names, "--help"]), tmp_path).stdout
+                helped = call([words[0], *names, "--help"], tmp_path).stdout
                 assert all(option in helped for option in options), line
             else:
-                done = start(program(words), tmp_path)
+                done = call(words, tmp_path)
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 

@@ -32,7 +32,7 @@ from forgetless.sweep import (
     sweep,
 )
 from forgetless.training import Stepped
-from helpers import lasting
+from helpers import lasting, wait_until
 
 QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}
 
@@ -276,14 +276,14 @@ def test_a_full_disk_is_an_error_of_the_run_that_says_so(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("asked", ["by the scheduler", "with Ctrl-C"])
 def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(asked, tmp_path):
-    text = 'stream = "seq-digits"\nmethod = "derpp"\nepochs = 40\nrepair = ["none", "k-fpf"]\n'
+    text = 'stream = "seq-digits"\nmethod = "derpp"\nepochs = 20\nrepair = ["none", "k-fpf"]\n'
     (tmp_path / "plan.toml").write_text(text)
     code = "from forgetless.cli import main; main()"
-    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2"]
+    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2", "--checkpoint-steps", "10"]
     process = subprocess.Popen(
         call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
-    time.sleep(7)
+    wait_until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 2)
     if asked == "with Ctrl-C":
         os.killpg(process.pid, signal.SIGINT)  # reaches the processes of the sweep too
     else:
