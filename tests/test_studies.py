@@ -52,8 +52,8 @@ def test_rows_columns_and_buffers_can_be_picked():
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("table1", Options("seq-cifar"), "table1 has no column 'seq-cifar'; did you mean 'seq-cifar10'"),
-        ("table1", Options(rows=("mir",)), "table1 has no rows mir with buffer None; it has joint, sgd"),
+        ("table1", Options("seq-cifar"), "table1 has no column named 'seq-cifar'; did you mean 'seq-cifar10'"),
+        ("table1", Options(rows=("mir",)), "table1 has no row named 'mir'; did you mean 'icarl'. known: joint, sgd"),
         ("table1", Options(buffer=300, rows=("er",)), "has no rows er with buffer 300; .* with buffer 200, 500"),
         ("k-tau", Options("my:stream"), "stream is 'my:stream'; for k-tau it must be one of"),
         ("dynamics", Options("seq-digit", quick=True), "no stream named 'seq-digit'"),

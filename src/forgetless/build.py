@@ -22,6 +22,7 @@ import forgetless
 from forgetless import catalogue, checkpoint, record, scores
 from forgetless.catalogue import nearest
 from forgetless.checkpoint import Stop, Stopped
+from forgetless.checks import check_number
 from forgetless.config import NUMBER, SWITCH, WHOLE, Settings
 from forgetless.contract import check
 from forgetless.engine import find_device
@@ -79,7 +80,7 @@ def _check_options(kind: type, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if hints.get(name) in kinds:
             fit, _, wanted = kinds[hints[name]]
-            if not fit(value):
+            if not fit(value) or (isinstance(value, float) and not math.isfinite(value)):
                 raise ValueError(f"{name} is {value!r}; it must be {wanted}")
 
 
@@ -98,6 +99,8 @@ def build_finetune(settings: Settings) -> Finetune | None:
     assert settings.steps is not None
     assert settings.ft_lr is not None
     assert settings.threshold is not None
+    check_number("ft_lr", settings.ft_lr, above=0)
+    check_number("kd", settings.kd, least=0)
     return Finetune(
         every=settings.every if settings.repair == "k-fpf" else None,
         steps=settings.steps,
@@ -206,7 +209,7 @@ def run(
     """
     if out is not None:
         if record.path(out, settings).exists():
-            return record.read(record.path(out, settings))
+            return record.of(out, settings)
         check_folder(out)
     stop = stop or Stop()
     stream = build_stream(settings) if stream is None else stream
@@ -254,7 +257,7 @@ def run_lanes(
             trainings.setdefault(settings.training, []).append(settings)
             continue
         try:
-            made: Record | Failed = record.read(record.path(out, settings))
+            made: Record | Failed = record.of(out, settings)
         except ValueError as error:  # it is damaged
             made = Failed.of(error)
         yield settings, made
@@ -408,6 +411,8 @@ def _keeps_contract(settings: Settings) -> bool:
 def make_record(settings: Settings, sources: Mapping[str, str], result: Result) -> Record:
     matrix = _rounded(result.accuracy_matrix)
     task_il = _rounded(result.task_il_matrix)
+    # What learns at the end alone, as GDumb does, has forgotten nothing before it: only with anytime is it tested there.
+    learns = settings.anytime or catalogue.load("method", settings.method).finish is Method.finish
     return Record(
         id=settings.id,
         label=settings.label,
@@ -416,9 +421,9 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
         accuracy=round(scores.accuracy(matrix), 3),
         task_il_accuracy=round(scores.accuracy(task_il), 3),
         anytime=[round(value, 3) for value in scores.anytime(matrix)],
-        forgetting=_round(scores.forgetting(matrix)),
-        backward_transfer=_round(scores.backward_transfer(matrix)),
-        forward_transfer=_round(scores.forward_transfer(matrix, result.untrained)),
+        forgetting=_round(scores.forgetting(matrix)) if learns else None,
+        backward_transfer=_round(scores.backward_transfer(matrix)) if learns else None,
+        forward_transfer=_round(scores.forward_transfer(matrix, result.untrained)) if learns else None,
         accuracy_matrix=matrix,
         task_il_matrix=task_il,
         untrained=[round(value, 3) for value in result.untrained],

@@ -13,7 +13,7 @@ import warnings
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,10 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
             f"{file} was written with other data (checksum {about.get('data')}, now {expected['data']}): bring the "
             "data back, or remove the checkpoint to start anew"
         )
-    if about.get("torch") != expected["torch"]:
-        said = f"{file} was written with torch {about.get('torch')}, this is {expected['torch']}"
-        warnings.warn(f"{said}: the run goes on, but its last digits may differ", stacklevel=2)
+    for name, differs in (("torch", "its last digits may differ"), ("forgetless", "it may end with other numbers")):
+        if about.get(name) != expected[name]:
+            said = f"{file} was written with {name} {about.get(name)}, this is {expected[name]}"
+            warnings.warn(f"{said}: the run goes on, but {differs}", stacklevel=2)
 
 
 def data_checksum(stream: Stream) -> str:
@@ -134,7 +135,7 @@ class Writer:
         self._time = time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one; an error if the last one could not be written."""
+        """Whether it is time for one."""
         self._settle(wait=False)
         if self._step is None:
             self._step = step - 1
@@ -143,16 +144,17 @@ class Writer:
         return late or (seconds is not None and time.monotonic() - self._time >= seconds)
 
     def write(self, state: Mapping[str, Any], step: int, *, now: bool = False) -> None:
-        """``now``: be done when this returns."""
+        """``now``: be done when this returns, and an error if it could not be written; otherwise that is warned of."""
         self._settle(wait=True)
         self._step, self._time = step, time.monotonic()
         self._pending = self._thread.submit(self._save, state)
-        self._settle(wait=now)
+        if now:
+            pending, self._pending = self._pending, None
+            pending.result()
 
     def close(self, *, remove: bool = False) -> None:
         """``remove``: the run has ended, and its checkpoint is no longer needed."""
-        with suppress(OSError) if remove else nullcontext():
-            self._settle(wait=True)
+        self._settle(wait=True)
         self._thread.shutdown()
         if remove:
             with suppress(OSError):
@@ -168,7 +170,10 @@ class Writer:
     def _settle(self, *, wait: bool) -> None:
         if self._pending is not None and (wait or self._pending.done()):
             pending, self._pending = self._pending, None
-            pending.result()
+            try:
+                pending.result()
+            except OSError as error:  # a full disk, say: the run goes on, and its record may still fit
+                warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
 
 
 def _take_out(value: Any, tensors: dict[str, Tensor]) -> Any:

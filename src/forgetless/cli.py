@@ -113,7 +113,7 @@ def run(
     if not as_json:
         _say_settings(settings, sources)
     if file.exists():
-        found = record.read(file)
+        found = record.of(out, settings)
         notes.print(f"this run has a record already, {file}: it is not done again")
     else:
         schedule = _schedule(checkpoint_steps, checkpoint_seconds)
@@ -274,6 +274,10 @@ def search(
     repair = _repair(fpf, k_fpf)
     catalogue.check_name("stream", stream)
     catalogue.check_name("method", method)
+    if distill and (grid or repair != "k-fpf"):
+        raise ValueError("--distill adds λ to the paper's grid of --k-fpf; to another grid add kd yourself")
+    if halving and search_seeds == 1:
+        raise ValueError("--halving gives further seeds to the better half: it needs --search-seeds 2 or more")
     space = searching.read_grid(grid) if grid else searching.paper_grid(stream, repair, distill=distill)
     given = _own(context.args) | ({"repair": repair} if repair != "none" else {})
     points = math.prod(map(len, space.values()))
@@ -286,10 +290,13 @@ def search(
             if not isinstance(note, searching.Found):
                 progress.show(note)
     assert isinstance(note, searching.Found)
-    ranked = sorted(note.points, key=lambda one: -searching.score(one[1]))
-    table = Table(*space, "validation", box=None, padding=(0, 2))
+    ranked = sorted(
+        note.points, key=lambda one: (-len(one[1]), -searching.score(one[1]))
+    )  # by halving, some have fewer
+    table = Table(*space, "validation", "seeds", box=None, padding=(0, 2))
     for point, accuracies in ranked[:10]:
-        table.add_row(*map(str, point.values()), f"{searching.score(accuracies):.2f}" if accuracies else "failed")
+        shown = f"{searching.score(accuracies):.2f}" if accuracies else "failed"
+        table.add_row(*map(str, point.values()), shown, str(len(accuracies)))
     screen.print(table)
     if len(ranked) > 10:
         screen.print(f"… and {len(ranked) - 10} points more")
@@ -368,10 +375,11 @@ def reproduce(
     findings = item.findings(found)
     for finding in findings:
         screen.print(str(finding), highlight=False, markup=False, soft_wrap=True)
-    file = out / f"reproduce-{what}{f'-{stream}' if stream else ''}{'-quick' if quick else ''}.json"
+    asked = [*([stream] if stream else []), *([str(buffer)] if buffer else []), *options.rows]
+    file = out / f"{'-'.join(['reproduce', what, *asked, *(['quick'] if quick else [])])}.json"
     record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
     for name, picture in item.draw(found).items():
-        stem = f"{what}-{name}" if stream is None or stream in name else f"{what}-{stream}-{name}"
+        stem = "-".join([what, *(word for word in asked if word not in name), name])
         for drawn in drawing.save(picture, figures, stem.replace(":", "-"), formats.split(",")):
             screen.print(f"figure: {drawn}", soft_wrap=True)
     screen.print(f"{progress}; all of it: {file}", soft_wrap=True)
@@ -691,7 +699,7 @@ def _print_by_stream(found: list[record.Record]) -> list[str]:
 def _print_rows(records: list[record.Record]) -> None:
     table = Table(box=None, padding=(0, 2))
     for i, heading in enumerate(report.HEADINGS):
-        table.add_column(heading, justify="left" if i == 0 else "right")
+        table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
     for row in report.rows(records):
         table.add_row(*report.cells(row))
     screen.print(table)

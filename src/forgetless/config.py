@@ -156,6 +156,9 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     check_name("stream", stream)
     check_name("method", method)
     own = {f.name for f in fields(Settings)} - {"options"}
+    for name in ("stream", "method", "options"):
+        if name in given:
+            raise ValueError(f"{name} is {given[name]!r}, but no option: stream and method are the first two words")
     given = {name: _typed(name, value) if name in own else value for name, value in given.items()}
     repair = given.get("repair", "none")
     if repair not in REPAIRS:
@@ -181,6 +184,8 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
         values.setdefault("groups", "auto")
         if repair == "fpf" and "every" in given:
             raise ValueError("every is a setting of k-FPF: it goes with --k-fpf")
+        if values["groups"] != "auto" and "threshold" in given:
+            raise ValueError(f"threshold is {given['threshold']}, but the groups are named: it goes with groups auto")
     values.setdefault("replay", values.get("batch", Settings.batch))
     if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
         values["precision"], sources["precision"] = "bf16", "default on a GPU"

@@ -76,7 +76,10 @@ def wandb(
 
     @contextmanager
     def opened() -> Iterator[Log]:
-        run = library.init(project=project, config=dict(settings or {}), **init)
+        try:
+            run = library.init(project=project, config=dict(settings or {}), **init)
+        except Exception as error:  # its own errors, which are of several kinds: no key, no network
+            raise ValueError(f"wandb could not begin: {error}") from error
         code = 1  # unless the training ends
         try:
             yield lambda values, step: run.log(dict(values), step=step)

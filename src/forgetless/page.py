@@ -68,8 +68,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     if profiled:
         parts += [
             f"<h2>Forgetting profile</h2><p>Sensitivity S_g of each group of parameters when the task changes, "
-            f"{escape(profiled.label)}; the mean over trainable groups is 1. FPF finetunes the groups above 1, k-FPF "
-            "those above 0.3.</p>",
+            f"{escape(profiled.label)}; the mean over trainable groups is 1.{_thresholds(records)}</p>",
             _bars(profiled.sensitivity),
         ]
         over_time = _profile(profiled.records[0])
@@ -92,6 +91,16 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         )
     parts.append(_settings(found, links, anchor))
     return parts
+
+
+def _thresholds(records: Sequence[Record]) -> str:
+    """Above which S_g the runs with FPF and k-FPF finetuned."""
+    said = []
+    for repair, name in (("fpf", "FPF"), ("k-fpf", "k-FPF")):
+        own = [r.settings for r in records if r.settings["repair"] == repair and r.settings["groups"] == "auto"]
+        if values := sorted({settings["threshold"] for settings in own}):
+            said.append(f"{name} those above {', '.join(f'{value:g}' for value in values)}")
+    return f" Finetuned: {'; '.join(said)}." if said else ""
 
 
 def _table(found: Sequence[Row], top: Sequence[Row], colours: Mapping[str, str], anchor: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -83,16 +84,41 @@ def read(file: Path) -> Record:
         values = json.loads(file.read_text())
         if values.get("format") != FORMAT:
             raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
-        return Record(**values)
-    except (UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{file} is not a record: {error}") from None
+        made = Record(**values)
+        _check(made)
+        return made
+    except (UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{file} is not a record: {reason}") from None
+
+
+def _check(made: Record) -> None:
+    """An error if its settings are not those of its id, or if what tables and figures are made of is no number."""
+    if (told := Settings.from_dict(made.settings).id) != made.id:
+        raise ValueError(f"its settings are those of the run {told}, its id is {made.id}")
+    matrix = [value for row in made.accuracy_matrix for value in row]
+    numbers = [made.accuracy, made.task_il_accuracy, made.share, made.seconds["total"], *made.flops.values()]
+    if not matrix or len(made.anytime) != len(made.accuracy_matrix):
+        raise ValueError("it has no accuracies, or not one after each task")
+    if not all(math.isfinite(value) for value in (*numbers, *matrix, *made.anytime)):
+        raise ValueError("a number in it is not finite")
+
+
+def of(out: Path, settings: Settings) -> Record:
+    """The record of a run; an error if the file in its place is none, or that of another."""
+    file = path(out, settings)
+    made = read(file)
+    if made.id != settings.id:
+        raise ValueError(f"{file} is the record of another run, {made.id}")
+    return made
 
 
 def find(out: Path, settings: Settings) -> Record | None:
     """The record of a run, if there is one that can be read."""
-    file = path(out, settings)
-    found, _ = read_those([file] if file.exists() else [])
-    return found[0][1] if found else None
+    try:
+        return of(out, settings)
+    except (ValueError, OSError):
+        return None
 
 
 def read_those(files: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:

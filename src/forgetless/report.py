@@ -83,7 +83,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
         label = members[0].label
         namesakes = [_without_seed(others[0]) for others in ways.values() if others[0].label == label]
         own = _without_seed(members[0])
-        differing = [n for n in own if n != "validation" and any(other.get(n) != own[n] for other in namesakes)]
+        differing = [n for n in own if n != "validation" and len({repr(other.get(n)) for other in namesakes}) > 1]
         held_out = ["on validation"] if own["validation"] else []
         said = [label, *(f"{name} {own[name]}" for name in differing), *held_out]
         found.append(Row(", ".join(said), tuple(members)))
@@ -108,6 +108,13 @@ def _without_seed(record: Record) -> dict[str, Any]:
     return {**own, **record.settings["options"]}
 
 
+def _by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.settings["stream"], []).append(record)
+    return found
+
+
 def table(records: Sequence[Record]) -> str:
     """The rows as CSV, numbers unrounded, with the ids of their records."""
     text = io.StringIO()
@@ -115,7 +122,7 @@ def table(records: Sequence[Record]) -> str:
     writer.writerow(
         ["stream", "method", "accuracy", "std", "seeds", "forgetting", "flops", "seconds", "share", "records"]
     )
-    for row in rows(records):
+    for row in [row for members in _by_stream(records).values() for row in rows(members)]:
         forgot = "" if row.forgetting is None else row.forgetting
         ids = " ".join(record.id for record in row.records)
         writer.writerow([
@@ -128,8 +135,8 @@ def table(records: Sequence[Record]) -> str:
 def latex(records: Sequence[Record]) -> str:
     """The rows as a LaTeX table (booktabs), a block for each stream, the best accuracy of each in bold."""
     lines = [r"\begin{tabular}{lrrrr}", r"\toprule", r"method & accuracy & forgetting & TFLOPs & finetuned \\"]
-    for stream in dict.fromkeys(record.settings["stream"] for record in records):
-        found = rows([record for record in records if record.settings["stream"] == stream])
+    for stream, members in _by_stream(records).items():
+        found = rows(members)
         top = best(found)
         lines += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{_tex(stream)}}} \\"]
         for row in found:

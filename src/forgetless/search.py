@@ -120,10 +120,14 @@ def search(
         check_whole(name, value)
     points: list[Point] = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     scores: dict[int, list[float]] = {number: [] for number in range(len(points))}
-    shared = {name: value for name, value in given.items() if name not in ("seed", "validation")}
+    for name in given:
+        if name in ("seed", "validation"):
+            raise ValueError(f"{name} is {given[name]}, but a search sets it: leave it out")
+        if name in grid:
+            raise ValueError(f"{name} is {given[name]}, and the grid has it too: leave it out of one of them")
 
     def planned(point: Point, seed: int, *, validation: bool) -> Planned:
-        return Planned(*resolve(stream, method, {**shared, **point, "seed": seed, "validation": validation}))
+        return Planned(*resolve(stream, method, {**given, **point, "seed": seed, "validation": validation}))
 
     how: dict[str, Any] = {"on": on, "workers": workers, "lanes": lanes, "retry": retry, "schedule": schedule}
     alive = list(scores)
@@ -150,7 +154,7 @@ def search(
     if not made:
         raise ValueError("the chosen point failed on all training images; the errors are in error.json")
     found = Found(
-        stream, method, dict(shared), {name: list(values) for name, values in grid.items()},
+        stream, method, dict(given), {name: list(values) for name, values in grid.items()},
         [(points[number], scores[number]) for number in scores], points[best],
         [one.accuracy for one in made], [one.id for one in made],
         len(points) * search_seeds - sum(rungs(len(points), search_seeds, halving=halving)),

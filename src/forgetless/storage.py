@@ -21,6 +21,7 @@ def write_whole(data: bytes, file: Path) -> None:
     """
     remote: Any = None if isinstance(file, Path) else file
     if remote is not None:
+        remote.parent.mkdir(parents=True, exist_ok=True)
         remote.write_bytes(data)
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -40,13 +41,16 @@ def write_whole(data: bytes, file: Path) -> None:
 
 
 def check_folder(folder: Any) -> None:
-    """Make it if it is not there; an error if nothing can be written into it. Not in an object store, no ``Path``."""
-    if not isinstance(folder, Path):
-        return
+    """Make it if it is not there; an error if nothing can be written into it, in an object store too."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        if isinstance(folder, Path):
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        else:
+            probe = folder / f"{uuid.uuid4().hex}{PARTIAL}"
+            probe.write_bytes(b"")
+            probe.unlink()
     except OSError as error:
         raise OSError(
             error.errno, f"out is {folder}, where nothing can be written: {error.strerror or error}"

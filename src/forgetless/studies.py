@@ -35,6 +35,10 @@ REPLAYING = ("er", "agem", "icarl", "fdr", "der", "derpp")
 def table(name: str, change: Callable[[Target], Mapping[str, Any]] | None, options: Options) -> list[Line]:
     """The rows of a table of the paper that the options ask for."""
     found = [target for target in targets() if target.table == name]
+    known = dict.fromkeys(target.label for target in found)
+    for row in options.rows:
+        if row not in known:
+            raise ValueError(f"{name} has {unknown('row', row, known)}")
     if options.quick and options.stream not in {target.stream for target in found}:
         return _elsewhere(name, found, options)
     chosen = [

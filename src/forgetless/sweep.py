@@ -250,7 +250,7 @@ def _here(
                     worker.process.join()
                     died = f"its process ended with exit code {worker.process.exitcode}"
                     lost = [one for one in worker.has.values() if one.settings.id in worker.begun or not worker.begun]
-                    yield from (_note(one, out, (died, "")) for one in lost)
+                    yield from (Failed(one.settings, died, again=False) for one in lost)  # the next call does them
                     left = [one for one in worker.has.values() if one not in lost]
                     (on_gpu if worker.on_gpu else on_cpu).extend([_Job(left, worker.gpu)] if left else [])
                     continue
