@@ -302,3 +302,12 @@ def test_parts_of_the_users_that_do_not_fit_are_named(monkeypatch):
 
     with pytest.raises(ValueError, match="own:Method has a setting 'threshold', as every run has: give it another"):
         make(method=Clashing)
+
+
+def test_what_learns_at_the_end_alone_has_nothing_to_forget_unless_it_is_tested_on_the_way():
+    given = {"epochs": 1, "batch": 50, "memory_epochs": 4}
+    plain, tested = (build.run(resolve("seq-digits", "gdumb", {**given, "anytime": on})[0]) for on in (False, True))
+    assert (plain.forgetting, plain.backward_transfer, plain.forward_transfer) == (None, None, None)
+    assert tested.accuracy == plain.accuracy
+    assert tested.forgetting is not None
+    assert tested.anytime[0] > plain.anytime[0]

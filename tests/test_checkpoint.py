@@ -191,7 +191,7 @@ def test_another_format_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_run_other_data_or_another_torch_is_told(tmp_path):
-    expected = {"settings": {"lr": 0.1, "seed": 0}, "data": "aa", "torch": "2"}
+    expected = {"settings": {"lr": 0.1, "seed": 0}, "data": "aa", "torch": "2", "forgetless": "1.1"}
     check(expected, expected, tmp_path)
     with pytest.raises(CheckpointError, match=r"is of another run: lr 0.2, here 0.1; remove it"):
         check({**expected, "settings": {"lr": 0.2, "seed": 0}}, expected, tmp_path)
@@ -199,6 +199,8 @@ def test_a_checkpoint_of_another_run_other_data_or_another_torch_is_told(tmp_pat
         check({**expected, "data": "bb"}, expected, tmp_path)
     with pytest.warns(UserWarning, match="was written with torch 1, this is 2"):
         check({**expected, "torch": "1"}, expected, tmp_path)
+    with pytest.warns(UserWarning, match="was written with forgetless 1.0, this is 1.1: .* other numbers"):
+        check({**expected, "forgetless": "1.0"}, expected, tmp_path)
     with pytest.raises(CheckpointError, match="is of another run"):
         check({}, expected, tmp_path)
 
@@ -292,3 +294,17 @@ def test_on_a_gpu_in_deterministic_mode_a_run_goes_on_bit_for_bit(name, repair, 
         again = outcome(interrupted(name, repair, place, tmp_path / "c", **changes))
         assert torch.equal(again[0], weights), place
         assert again[1] == told, place
+
+
+def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_only_the_last_one_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    writer = Writer(tmp_path / "file" / "c", {}, Schedule(steps=10, seconds=None))
+    writer.write({"step": 1}, 10)
+    with pytest.warns(UserWarning, match="no checkpoint was written: "):
+        writer.write({"step": 2}, 20)
+    with (
+        pytest.warns(UserWarning, match="no checkpoint was written"),
+        pytest.raises(OSError, match="File exists|Not a directory"),
+    ):
+        writer.write({"step": 3}, 30, now=True)
+    writer.close()

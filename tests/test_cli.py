@@ -124,6 +124,20 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
             "error: buffer is 200, but bn-dynamics has no buffer to choose",
         ),
         (["reproduce", "filter-dynamics", "--retry"], "error: filter-dynamics is one run, in this process"),
+        (
+            ["run", "seq-digits", "er", "--fpf", "--ft-lr", "0"],
+            "error: ft_lr is 0.0; it must be",
+        ),
+        (["run", "seq-digits", "sgd", "--k-fpf", "--kd", "-1"], "error: kd is -1.0; it must be a finite number of 0"),
+        (["run", "seq-digits", "derpp", "--alpha", "nan"], "error: alpha is nan; it must be a number"),
+        (
+            ["search", "seq-digits", "sgd", "--fpf", "--distill"],
+            "error: --distill adds λ to the paper's grid",
+        ),
+        (
+            ["reproduce", "table1", "--rows", "er,fpf+err"],
+            "error: table1 has no row named 'fpf+err'; did you",
+        ),
         (["reproduce", "tabel1"], "error: no table or figure named 'tabel1'; did you mean 'table1'? known: table1"),
         (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
@@ -154,7 +168,7 @@ def test_data_is_listed_and_checked(tmp_path):
 
 
 def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
-    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "20"]
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "12"]
     often = ["--checkpoint-steps", "10"]
     given = call
 
@@ -213,8 +227,8 @@ def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):
     assert "quick: seq-digits, 1 seed" in done.stdout
     assert "er, fc1 frozen" in done.stdout
     assert "hold: freezing fc1 costs the most (none frozen " in done.stdout.replace("holds", "hold")
-    assert (tmp_path / "figures" / "freeze-seq-digits.png").stat().st_size > 1000
-    values = json.loads((tmp_path / "runs" / "reproduce-freeze-quick.json").read_text())
+    assert (tmp_path / "figures" / "freeze-er-seq-digits.png").stat().st_size > 1000
+    values = json.loads((tmp_path / "runs" / "reproduce-freeze-er-quick.json").read_text())
     assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
     assert all(len(line["records"]) == 1 for line in values["lines"])
     again = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)

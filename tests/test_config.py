@@ -50,6 +50,20 @@ def test_labels_are_what_people_call_the_runs():
     assert label("der", repair="k-fpf", groups="all") == "k-fpf-all-ce+der"
 
 
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"stream": "seq-mnist"}, "stream is 'seq-mnist', but no option: stream and method are the first two words"),
+        ({"method": "derpp"}, "method is 'derpp', but no option"),
+        ({"options": {"alpha": 1}}, "options is .*, but no option"),
+        ({"repair": "fpf", "groups": "all", "threshold": 0.5}, "threshold is 0.5, but the groups are named"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(given, match):
+    with pytest.raises(ValueError, match=match):
+        resolve("seq-digits", "er", given)
+
+
 def test_anytime_is_part_of_the_id_where_it_is_on_and_shares_no_training():
     plain, off, on = (
         resolve("seq-digits", "er", {"repair": "fpf", **g})[0] for g in ({}, {"anytime": False}, {"anytime": True})

@@ -100,3 +100,11 @@ def test_in_a_browser_a_click_on_a_heading_sorts_and_nothing_is_wider_than_a_pho
         assert records[0].id in view.url
         assert not errors
         browser.close()
+
+
+def test_the_thresholds_said_are_those_of_the_records(records):
+    changed = [
+        dataclasses.replace(r, settings={**r.settings, "threshold": 0.5}) for r in records if r.label == "fpf+er"
+    ]
+    assert "Finetuned: FPF those above 0.5." in page.html([*records[:1], *changed], "t", {})
+    assert "Finetuned:" not in page.html(records[:1], "t", {})

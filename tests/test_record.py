@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 
 from forgetless import build, record
-from forgetless.config import resolve
+from forgetless.config import Settings, resolve
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +79,32 @@ def test_a_damaged_record_is_named_or_still_says_what_it_said(records, data, tmp
         record.read(file)
     except ValueError as error:
         assert "damaged.json is not a record" in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda v: v["settings"].update(lr=0.9), "its settings are those of the run"),
+        (lambda v: v.update(accuracy="86.6"), "must be real number, not str"),
+        (lambda v: v.update(accuracy=float("nan")), "a number in it is not finite"),
+        (lambda v: v.update(accuracy_matrix=[], anytime=[]), "it has no accuracies, or not one after each task"),
+        (lambda v: v.update(anytime=v["anytime"][:1]), "it has no accuracies, or not one after each task"),
+        (lambda v: v.update(seconds={}), "'total' is missing"),
+        (lambda v: v["settings"].pop("stream"), "missing 1 required positional argument: 'stream'"),
+    ],
+)
+def test_a_record_that_was_changed_by_hand_is_named(change, said, records, tmp_path):
+    values = json.loads(json.dumps(records[0].to_dict()))
+    change(values)
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=f"record.json is not a record: .*{said}"):
+        record.read(file)
+
+
+def test_a_record_in_the_place_of_another_is_not_taken_for_it(records, tmp_path):
+    settings = Settings.from_dict(records[0].settings)
+    record.write(records[-1], record.path(tmp_path, settings))
+    with pytest.raises(ValueError, match=f"is the record of another run, {records[-1].id}"):
+        record.of(tmp_path, settings)
+    assert record.find(tmp_path, settings) is None

@@ -75,3 +75,17 @@ def test_records_on_validation_say_so_and_those_of_other_code_are_not_mixed(reco
     )
     with pytest.raises(ValueError, match=f"the records {first.id} and 0123456789ab have the same settings"):
         report.rows([first, other])
+
+
+def test_ways_that_differ_in_how_a_number_is_written_have_labels_of_their_own(records):
+    ways = []
+    for alpha in (1, 1.0):
+        settings = {**records[0].settings, "options": {"alpha": alpha}}
+        ways.append(dataclasses.replace(records[0], settings=settings))
+    assert [row.label for row in report.rows(ways)] == ["sgd, alpha 1", "sgd, alpha 1.0"]
+
+
+def test_rows_of_a_table_are_named_within_their_stream(records):
+    other = dataclasses.replace(records[0], settings={**records[0].settings, "stream": "seq-mnist", "buffer": 7})
+    lines = [line.split(",")[:2] for line in report.table([records[0], other]).splitlines()]
+    assert lines[1:] == [["seq-digits", "sgd"], ["seq-mnist", "sgd"]]

@@ -73,6 +73,12 @@ def test_a_grid_that_fails_as_a_whole_says_so(tmp_path):
 
 
 def test_an_unknown_setting_of_a_grid_is_named(tmp_path):
+    for given, match in (
+        ({"seed": 7}, "seed is 7, but a search sets it: leave it out"),
+        ({"lr": 0.9}, "lr is 0.9, and the grid has it too: leave it out of one of them"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            list(search("seq-digits", "er", given, {"lr": [0.1]}, tmp_path))
     with pytest.raises(ValueError, match="er has no setting 'lrr'; did you mean 'lr'"):
         list(search("seq-digits", "er", SHARED, {"lrr": (0.1, 0.2)}, tmp_path, seeds=1, workers=1))
 

@@ -56,3 +56,13 @@ def test_a_folder_that_cannot_be_written_into_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=f"out is {tmp_path / 'file'}, where nothing can be written"):
         check_folder(tmp_path / "file")
+
+
+def test_a_folder_of_an_object_store_is_made_and_tried(tmp_path):
+    upath = pytest.importorskip("upath", reason="universal-pathlib is not installed")
+    folder = upath.UPath(f"file://{tmp_path}/new/runs")
+    check_folder(folder)
+    assert list((tmp_path / "new" / "runs").iterdir()) == []
+    file = upath.UPath(f"file://{tmp_path}/new/runs/id/record.json")
+    write_whole(b"{}", file)
+    assert (tmp_path / "new" / "runs" / "id" / "record.json").read_text() == "{}"

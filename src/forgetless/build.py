@@ -411,7 +411,7 @@ def _keeps_contract(settings: Settings) -> bool:
 def make_record(settings: Settings, sources: Mapping[str, str], result: Result) -> Record:
     matrix = _rounded(result.accuracy_matrix)
     task_il = _rounded(result.task_il_matrix)
-    # What learns at the end alone, as GDumb does, has forgotten nothing before it: only with anytime is it tested there.
+    # What learns at the end alone, as GDumb does, has nothing to forget before it, unless anytime tests it there.
     learns = settings.anytime or catalogue.load("method", settings.method).finish is Method.finish
     return Record(
         id=settings.id,

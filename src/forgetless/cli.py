@@ -290,9 +290,7 @@ def search(
             if not isinstance(note, searching.Found):
                 progress.show(note)
     assert isinstance(note, searching.Found)
-    ranked = sorted(
-        note.points, key=lambda one: (-len(one[1]), -searching.score(one[1]))
-    )  # by halving, some have fewer
+    ranked = sorted(note.points, key=lambda one: (-len(one[1]), -searching.score(one[1])))
     table = Table(*space, "validation", "seeds", box=None, padding=(0, 2))
     for point, accuracies in ranked[:10]:
         shown = f"{searching.score(accuracies):.2f}" if accuracies else "failed"
