@@ -149,13 +149,13 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist": {
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1, 0.5]}],
-        "fpf+derpp": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
-        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+derpp": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
+        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [
             {"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.1], "every": [500, 1500], "threshold": [0.1]},
         ],
-        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2, 1.0], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.1, 0.2], "threshold": [0.1]}],
         "joint": [{"lr": [0.01, 0.03]}],
         "sgd": [{}],
     },
@@ -212,6 +212,7 @@ def settings(
     else:
         method, given = way("k-fpf-ce" if row == "k-fpf-dense" else row, arguments.stream)
     common = {"buffer": buffer, "seed": seed, "device": arguments.device, "validation": validation}
+    common |= {"anytime": True} if arguments.anytime and not validation else {}
     return resolve(arguments.stream, method, {**given, **point, **common})[0]
 
 
@@ -316,6 +317,7 @@ def main() -> None:
     parser.add_argument("--buffer", type=int, nargs="+", default=[500])
     parser.add_argument("--rows", help="only these, with commas between")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--anytime", action="store_true", help="final, keep: finetuned and tested after each task too")
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, required=True)

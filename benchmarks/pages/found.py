@@ -28,11 +28,16 @@ def rows(folder: Path) -> dict[str, list[record.Record]]:
     return found
 
 
-def measured(stream: str, buffer: int) -> dict[str, list[record.Record]]:
-    """The records of a column by row; those of methods without a buffer belong to every column of the stream."""
+def measured(stream: str, buffer: int, *, anytime: bool = False) -> dict[str, list[record.Record]]:
+    """The records of a column by row; those of methods without a buffer belong to every column of the stream.
+
+    ``anytime``: those of runs that were also finetuned and tested after each task, which the others are not among.
+    """
     denser = chosen_rows(stream, buffer).get("k-fpf-dense", {}).get("chosen", {})
     found: dict[str, list[record.Record]] = {}
     for made in map(record.read, record.files(HERE.parent / "results" / stream)):
+        if made.settings.get("anytime", False) != anytime:
+            continue
         if made.label in ("joint", "sgd", "oewc") or made.settings["buffer"] == buffer:
             row, own = made.label, made.settings
             if row in ("k-fpf-ce", "k-fpf-kd") and denser and denser.items() <= own.items():
