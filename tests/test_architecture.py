@@ -112,3 +112,13 @@ def modules_after(code):
     code += "\nimport sys; print('MODULES', *sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return set(output.stdout.rpartition("MODULES")[2].split())
+
+
+def test_a_run_on_the_digits_imports_neither_torchs_compiler_nor_scikit_learn():
+    code = (
+        "import sys\nfrom forgetless import build\nfrom forgetless.config import resolve\n"
+        "made = build.run(resolve('seq-digits', 'er', {'repair': 'fpf', 'epochs': 1, 'steps': 2})[0])\n"
+        "print(made.flops['train'] > 0, [name for name in ('torch._dynamo', 'sklearn') if name in sys.modules])"
+    )
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert output == "True []\n"  # each takes seconds

@@ -20,8 +20,9 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from sklearn.datasets import load_digits
 
-from forgetless.datasets import cifar, download, images, medmnist, mnist
+from forgetless.datasets import cifar, digits, download, images, medmnist, mnist
 from forgetless.datasets.download import SOURCES, Source
 from forgetless.datasets.files import DataError, md5, root
 
@@ -341,3 +342,14 @@ def test_damaged_and_hostile_files_are_read_or_refused_and_nothing_else(tmp_path
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["crashes"], found["written_outside"], found["code_executed"]) == (0, 0, False), done.stdout
     assert sum(sum(count.values()) for count in found["by_kind"].values()) == 800
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_the_digits_are_scikit_learns(with_file, monkeypatch):
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: exists(path) and (with_file or path.name != "digits.csv.gz"))
+    data = load_digits()
+    train, test = digits.read()
+    assert torch.equal(torch.cat([train.y, test.y]).sort()[0], torch.tensor(data.target).sort()[0])
+    assert test.y.tolist() == data.target[::5].tolist()
+    assert (test.x[:, 0].float() * 16 / 255).round().int().tolist() == data.images[::5].astype(int).tolist()

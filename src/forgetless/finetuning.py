@@ -416,7 +416,7 @@ def check_labels(y: Tensor, logits: Tensor) -> None:
         return
     classes = logits.shape[1]
     if y.is_floating_point():
-        if classes < 2 or not bool(((y >= 0).all(1) & ((y.sum(1) - 1).abs() < 0.01)).all()):
+        if classes < 2 or not bool(((y >= 0).all(1) & ((y.float().sum(1) - 1).abs() < 0.02)).all()):
             raise ValueError(
                 "y holds numbers that are no probabilities of classes: they must be 0 or more, and add up to 1 over "
                 f"two or more classes{OTHER}"

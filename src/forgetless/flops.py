@@ -13,7 +13,8 @@ groups, and attention on the CPU, which it leaves out.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,35 +23,36 @@ from torch import Tensor, nn
 from torch.utils import flop_counter
 from torch.utils.flop_counter import FlopCounterMode
 
+SMALL = 1_000_000  # parameters of a network that is computed rather than only counted
+
 
 def count(call: Callable[[], object]) -> int:
     """FLOPs of everything ``call()`` runs, forward and backward. On meta tensors nothing is computed, only counted."""
-    with _no_fast_path(), FlopCounterMode(display=False, custom_mapping=_CORRECTIONS) as counter:
+    with _no_fast_path(), _no_compiler(), FlopCounterMode(display=False, custom_mapping=_CORRECTIONS) as counter:
         call()
     total: int = counter.get_total_flops()
     return total
 
 
 def forward_flops(model: nn.Module, x: Tensor) -> int:
-    """FLOPs of ``model(x)`` without gradients; counted on a copy on the meta device, so nothing is computed."""
-    network, x = _on_meta(model, x)
-    with torch.no_grad():
-        return count(lambda: network(x))
+    """FLOPs of ``model(x)`` without gradients; counted on a copy."""
+    with _copies(model, x) as (network, inputs), torch.no_grad():
+        return count(lambda: network(inputs))
 
 
 def training_flops(model: nn.Module, x: Tensor) -> int:
     """FLOPs of the forward and backward pass for ``model(x)``, by the ``requires_grad`` flags as they are.
 
-    Within ``only(model, names)`` that is the cost of one step of finetuning. Nothing is computed.
+    Within ``only(model, names)`` that is the cost of one step of finetuning. Counted on a copy.
     """
-    network, x = _on_meta(model, x)
+    with _copies(model, x) as (network, inputs):
 
-    def step() -> None:
-        loss = network(x).sum()
-        if loss.requires_grad:  # else statistics alone are finetuned
-            loss.backward()
+        def step() -> None:
+            loss = network(inputs).sum()
+            if loss.requires_grad:  # else statistics alone are finetuned
+                loss.backward()
 
-    return count(step)
+        return count(step)
 
 
 def nominal_flops(model: nn.Module, x: Tensor) -> int:
@@ -93,8 +95,17 @@ def known(key: Hashable) -> dict[object, int]:
     return _KNOWN.setdefault(key, {})
 
 
-def _on_meta(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    return copy.deepcopy(model).to("meta"), x.detach().to("meta")
+@contextmanager
+def _copies(model: nn.Module, x: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
+    """To count on: on the meta device, where nothing is computed; a small network's on the CPU.
+
+    For linear layers on the meta device torch imports its compiler, which takes longer than a small network does.
+    """
+    if sum(parameter.numel() for parameter in model.parameters()) > SMALL:
+        yield copy.deepcopy(model).to("meta"), x.detach().to("meta")
+    else:
+        with torch.random.fork_rng(devices=()):  # dropout draws
+            yield copy.deepcopy(model).to("cpu"), torch.zeros(x.shape, dtype=x.dtype)
 
 
 @contextmanager
@@ -106,6 +117,24 @@ def _no_fast_path() -> Any:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@contextmanager
+def _no_compiler() -> Iterator[None]:
+    """As long as nothing was compiled, torch need not import its compiler, which takes seconds, to keep it out of this.
+
+    The counter's own function carries what torch has made of it for that; here, for the time being, itself.
+    """
+    mode: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
+    function = getattr(mode.__torch_dispatch__, "__wrapped__", None)
+    if function is None or "torch._dynamo" in sys.modules:
+        yield
+        return
+    setattr(function, _DISABLED, function)
+    try:
+        yield
+    finally:
+        delattr(function, _DISABLED)
 
 
 def _convolution_backward(
@@ -129,6 +158,7 @@ def _attention_backward(
     return flops
 
 
+_DISABLED = "__dynamo_disable"
 _CORRECTIONS = {
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
