@@ -166,7 +166,7 @@ def test_a_run_that_has_too_little_memory_alone_fails():
 
 
 def test_no_lanes_are_refused():
-    with pytest.raises(ValueError, match="lanes is 0; it must be 1 or more"):
+    with pytest.raises(ValueError, match="lanes is 0; it must be a whole number of 1 or more"):
         list(interleave([], 0))
 
 
