@@ -121,6 +121,7 @@ def page() -> str:
         "",
         *(f"- `{command}`" for command in cpu["commands"]),
         "",
+        *on_arm(),
         *beside_others(),
         *shared_training(),
     ]
@@ -142,27 +143,43 @@ def precisions(parts: dict[str, Any]) -> list[str]:
     return lines
 
 
+def on_arm() -> list[str]:
+    """An MLP with and without oneDNN."""
+    made = read("speed-arm.json")
+    found = {(row["batch"], row.get("onednn", False)): row["milliseconds"] for row in made["rows"]}
+    said = "; ".join(
+        f"batch {batch}: {found[batch, True]:.3g} ms a step with it, {found[batch, False]:.3g} without"
+        for batch in (10, 128)
+    )
+    return [
+        f"On Arm torch gives products with a transposed matrix, which the layers of an MLP are, to oneDNN, whose start takes longer than they do. ER, one thread, {made['device']}:",
+        f"{said}. So an MLP is computed without it there.",
+        "",
+        *(f"- `{command}`" for command in made["commands"]),
+        "",
+    ]
+
+
 def beside_others() -> list[str]:
-    speed = [read(f"versus-{name}.json") for name in ("10", "128", "128-two-threads")]
+    speed = [read(f"versus-{name}.json") for name in ("10", "128", "128-two-threads", "10-arm", "128-arm")]
     limit, bare = (speed[1]["milliseconds_per_step"][way] for way in ("avalanche", "products"))
     limit /= 8
     lines = [
         "## Beside Avalanche, on a CPU",
         "",
         "Milliseconds for a training step of ER on Seq-MNIST (as many examples replayed as new, buffer 500, MLP),",
-        f"the best of {len(speed[0]['all']['forgetless'])} runs in turns; {speed[0]['device']}, torch "
-        f"{speed[0]['torch']} (Avalanche: torch {speed[0]['avalanche_torch']}). Command:",
+        f"the best of {len(speed[0]['all']['forgetless'])} runs in turns (on Arm of {len(speed[-1]['all']['forgetless'])}); torch {speed[0]['torch']} (Avalanche on x86: torch {speed[0]['avalanche_torch']}). Command:",
         f"`{speed[0]['command']}`, for the others with `--batch 128` and `--threads 2`. The last column is the matrix products of such a step alone, than which",
         "nothing that trains this network in fp32 can be faster. The goals were 3 × Avalanche at batch 10 and 8 × at 128; the second is missed:",
-        f"on one thread it would leave {limit - bare:.2f} ms a step for all that is not a matrix product.",
+        f"on one thread of the x86 it would leave {limit - bare:.2f} ms a step for all that is not a matrix product.",
         "",
-        "| batch | threads | forgetless | plain DataLoader loop | Avalanche's Replay | matrix products |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| | batch | threads | forgetless | plain DataLoader loop | Avalanche's Replay | matrix products |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for result in speed:
         best, slower = result["milliseconds_per_step"], result["times_slower_than_forgetless"]
         lines.append(
-            f"| {result['batch']} | {result['threads']} | {best['forgetless']:.2f} | {best['loader']:.2f} ({slower['loader']:.1f} ×) | "
+            f"| {result['device']} | {result['batch']} | {result['threads']} | {best['forgetless']:.2f} | {best['loader']:.2f} ({slower['loader']:.1f} ×) | "
             f"{best['avalanche']:.2f} ({slower['avalanche']:.1f} ×) | {best['products']:.2f} |"
         )
     return lines
