@@ -239,3 +239,6 @@ def test_the_list_says_what_each_item_costs(tmp_path):
     done = forgetless("reproduce", "--list", cwd=tmp_path)
     assert re.search(r"table1 +805 +7\.\d+ ", done.stdout)
     assert re.search(r"filter-dynamics +1 ", done.stdout)
+    rows = forgetless("reproduce", "--list", "--rows", "er", cwd=tmp_path).stdout
+    assert "table1" in rows
+    assert "k-tau" not in rows  # which has no rows to choose from

@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 
@@ -62,3 +63,9 @@ def test_paper_and_ours_are_bars_side_by_side():
 def test_histograms_have_a_picture_for_each_layer():
     picture = figures.histograms({"a": ([1.0, 2.0], [3.0, 4.0]), "b": ([1.0], [1.0])}, "t")
     assert [axes.get_title() for axes in picture.axes if axes.get_visible()] == ["a", "b"]
+
+
+def test_that_there_is_nothing_to_draw_with_is_told_before_anything_is_done(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"figures need matplotlib: pip install 'forgetless\[plot\]'"):
+        figures.check_formats(["png"])

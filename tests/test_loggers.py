@@ -1,6 +1,7 @@
 import json
 import struct
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,3 +204,12 @@ def test_an_absent_library_is_named_with_its_extra_at_the_call(name, tmp_path, m
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=rf"forgetless\.loggers\.{name} needs .*pip install 'forgetless\[{name}\]'"):
         LOGGERS[name](iter(()), **({"folder": tmp_path} if name == "tensorboard" else {}))
+
+
+def test_a_wandb_that_cannot_begin_is_told_in_one_line(monkeypatch):
+    def refuse(**settings):
+        raise RuntimeError("no API key")
+
+    monkeypatch.setattr("forgetless.loggers._library", lambda *_: SimpleNamespace(init=refuse))
+    with pytest.raises(ValueError, match="wandb could not begin: no API key"):
+        list(wandb([]))

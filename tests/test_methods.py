@@ -233,6 +233,14 @@ def test_agem_steps_along_the_projected_gradient():
     numpy.testing.assert_allclose(moved, expected, rtol=1e-3, atol=1e-5)
 
 
+def test_agem_refuses_a_buffer_with_too_little_for_each_task():
+    with pytest.raises(ValueError, match="buffer is 2; agem .* with 3 tasks it must be 3 or more"):
+        AGEM().begin(learner(network(), STREAM, capacity=2))
+    batch_norm = with_seed(lambda: networks.resnet18(6, channels=1, width=2), 0)
+    with pytest.raises(ValueError, match="needs 2 or more at a time, so with 3 tasks it must be 6 or more"):
+        AGEM().begin(learner(batch_norm, STREAM, capacity=5))
+
+
 def test_agem_keeps_an_equal_share_of_every_task():
     mine = learner(network(), STREAM, capacity=9)
     for number, task in enumerate(STREAM.tasks):

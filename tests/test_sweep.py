@@ -142,7 +142,7 @@ def test_bad_numbers_of_workers_are_refused(tmp_path):
         list(sweep([], tmp_path, workers=0))
 
 
-def test_a_killed_worker_is_written_down_and_the_others_go_on(tmp_path):
+def test_a_killed_worker_is_told_and_the_others_go_on(tmp_path):
     """Its method ends its own process, as the kernel does with one that has no memory left."""
     module = tmp_path / "deadly.py"
     module.write_text(
@@ -386,6 +386,7 @@ def test_what_a_dead_process_had_not_begun_is_done_by_another(tmp_path, monkeypa
     assert "exit code 7" in notes["fatal:Fatal"].error
     assert isinstance(notes["er"], Done)
     assert isinstance(notes["sgd"], Done)
+    assert not error_path(tmp_path, runs[0].settings).exists()  # it is done by the next sweep, from its checkpoint
 
 
 def test_a_worker_that_has_died_is_dismissed_without_an_error(tmp_path):
@@ -406,7 +407,7 @@ def test_jobs_on_the_cpu_wait_for_none_on_a_gpu_and_are_no_more_at_once_than_wor
         terminate = kill = join
 
     class Worker:
-        def __init__(self, out, lanes, first, every):
+        def __init__(self, out, lanes, first, schedule):
             self.connection, self.gpu, self.on_gpu, self.process, self.begun = (
                 self,
                 first.gpu,

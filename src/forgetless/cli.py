@@ -377,7 +377,7 @@ def reproduce(
     file = out / f"{'-'.join(['reproduce', what, *asked, *(['quick'] if quick else [])])}.json"
     record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
     for name, picture in item.draw(found).items():
-        stem = "-".join([what, *(word for word in asked if word not in name), name])
+        stem = "-".join([what, *(word for word in asked if f"-{word}-" not in f"-{name}-"), name])
         for drawn in drawing.save(picture, figures, stem.replace(":", "-"), formats.split(",")):
             screen.print(f"figure: {drawn}", soft_wrap=True)
     screen.print(f"{progress}; all of it: {file}", soft_wrap=True)
@@ -687,11 +687,11 @@ class _Progress:
 
 def _print_by_stream(found: list[record.Record]) -> list[str]:
     """A table for each stream; gives their names."""
-    streams = list(dict.fromkeys(made.settings["stream"] for made in found))
-    for stream in streams:
+    streams = report.by_stream(found)
+    for stream, members in streams.items():
         screen.print(stream)
-        _print_rows([made for made in found if made.settings["stream"] == stream])
-    return streams
+        _print_rows(members)
+    return list(streams)
 
 
 def _print_rows(records: list[record.Record]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetless.record import Record
-from forgetless.report import Row, best, front, rows
+from forgetless.report import Row, best, by_stream, front, rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,9 +23,9 @@ def of_records(records: Sequence[Record], folder: Path, formats: Sequence[str] =
     """All figures there are of some records, in files of ``folder``; gives their names."""
     check_formats(formats)
     made: list[Path] = []
-    streams = list(dict.fromkeys(record.settings["stream"] for record in records))
-    for stream in streams:
-        found = rows([record for record in records if record.settings["stream"] == stream])
+    streams = by_stream(records)
+    for stream, members in streams.items():
+        found = rows(members)
         prefix = "" if len(streams) == 1 else f"{stream.replace(':', '-')}-"
         pictures: dict[str, Figure] = {"cost": cost(found)}
         several = [row for row in found if len(row.anytime) > 1]

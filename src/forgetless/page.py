@@ -8,7 +8,7 @@ from html import escape
 from statistics import mean
 
 from forgetless.record import Record
-from forgetless.report import HEADINGS, Row, best, cells, front, rows, si
+from forgetless.report import HEADINGS, Row, best, by_stream, cells, front, rows, si
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
@@ -17,9 +17,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 44, 130, 12, 36
 
 def html(records: Sequence[Record], title: str, links: Mapping[str, str] | None = None) -> str:
     """The whole page. ``links`` are addresses of records, by id; those without one are named only."""
-    streams: dict[str, list[Record]] = {}
-    for record in records:
-        streams.setdefault(record.settings["stream"], []).append(record)
+    streams = by_stream(records)
     body = [f"<h1>{escape(title)}</h1>"]
     for number, (stream, members) in enumerate(streams.items()):
         if len(streams) > 1:

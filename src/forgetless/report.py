@@ -108,7 +108,8 @@ def _without_seed(record: Record) -> dict[str, Any]:
     return {**own, **record.settings["options"]}
 
 
-def _by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
+def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """In the order in which the streams first appear."""
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.settings["stream"], []).append(record)
@@ -122,7 +123,7 @@ def table(records: Sequence[Record]) -> str:
     writer.writerow(
         ["stream", "method", "accuracy", "std", "seeds", "forgetting", "flops", "seconds", "share", "records"]
     )
-    for row in [row for members in _by_stream(records).values() for row in rows(members)]:
+    for row in [row for members in by_stream(records).values() for row in rows(members)]:
         forgot = "" if row.forgetting is None else row.forgetting
         ids = " ".join(record.id for record in row.records)
         writer.writerow([
@@ -135,7 +136,7 @@ def table(records: Sequence[Record]) -> str:
 def latex(records: Sequence[Record]) -> str:
     """The rows as a LaTeX table (booktabs), a block for each stream, the best accuracy of each in bold."""
     lines = [r"\begin{tabular}{lrrrr}", r"\toprule", r"method & accuracy & forgetting & TFLOPs & finetuned \\"]
-    for stream, members in _by_stream(records).items():
+    for stream, members in by_stream(records).items():
         found = rows(members)
         top = best(found)
         lines += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{_tex(stream)}}} \\"]
