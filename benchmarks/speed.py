@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from forgetless.training import PROGRESS, Run, Stepped, with_seed
 from provenance import provenance
 
 WAYS = ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning")
+LR = 1e-4  # with more, VGG-11, which has no batch norm, diverges on random images
 SHAPES = {"resnet18": (3, 32), "resnet18_imagenet": (3, 224), "vgg11": (3, 32), "mlp": (1, 28)}
 
 
+@lru_cache(1)
 def random_stream(channels: int, size: int, first: int, second: int, device: torch.device) -> Stream:
     generator = torch.Generator().manual_seed(0)
     tasks = []
@@ -56,7 +59,7 @@ def starter(way: str, stream: Stream, arguments: argparse.Namespace, capture: bo
             )
             finetune = Finetune.k_fpf(stream_steps(stream, arguments.batch) - 5, steps=10**6, groups=groups, lr=1e-4)
         return train(
-            stream, method, network, epochs=1, batch=arguments.batch, lr=0.01, buffer=500,
+            stream, method, network, epochs=1, batch=arguments.batch, lr=LR, buffer=500,
             finetune=finetune, seed=seed, device=arguments.device, precision=arguments.precision, capture=capture,
         )  # fmt: skip
 

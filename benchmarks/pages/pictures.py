@@ -17,7 +17,7 @@ def speed(file: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "forgetless"
     from matplotlib import pyplot
 
-    rows = [row for row in read("speed-h200.json")["rows"] if row["network"] == "resnet18"]
+    rows = [row for row in read("speed-h200.json")["rows"] if (row["network"], row["size"]) == ("resnet18", 32)]
     ways = ("sgd", "er", "derpp", "finetuning")
     cases = {"called": (False, 1), "captured": (True, 1), "captured, eight lanes": (True, 8)}
     figure, axes = pyplot.subplots(figsize=(7, 3.2))

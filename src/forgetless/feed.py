@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetless import kernels
 from forgetless.engine import Engine
 from forgetless.stream import Split
 
@@ -75,13 +76,23 @@ class Feed:
 
     def take(self, size: int) -> tuple[Tensor, Tensor]:
         """The images and labels of the batch staged; reads only what stays in its place."""
+        rows, y = self._rows(size)
+        return self._split.x.index_select(0, rows) if self._host is None else self._host.x[:size], y
+
+    def _rows(self, size: int) -> tuple[Tensor, Tensor]:
+        """Which examples these are, and their labels."""
+        labels = self._split.y
         if self._position is None:
             rows = self._order[self._at - size : self._at]
-        else:
-            rows = self._order.index_select(0, self._range[:size] + self._position)
-            self._position.add_(size)
-        x = self._split.x.index_select(0, rows) if self._host is None else self._host.x[:size]
-        return x, self._split.y.index_select(0, rows)
+            return rows, labels.index_select(0, rows)
+        if kernels.serve(labels) and labels.ndim == 1 and labels.is_contiguous():
+            from forgetless import feed_cuda  # imports Triton
+
+            if size <= feed_cuda.LARGEST:
+                return feed_cuda.take(self._order, self._position, labels, size)
+        rows = self._order.index_select(0, self._range[:size] + self._position)
+        self._position.add_(size)
+        return rows, labels.index_select(0, rows)
 
     def note(self, loss: Tensor) -> None:
         """Write down the loss of the batch that was taken."""

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from forgetless import kernels
 from forgetless.augment import Preparation
 from forgetless.buffer import Buffer
 from forgetless.engine import Engine
@@ -149,10 +150,13 @@ class Learner:
         rows["x"] = self.augment(rows["x"])
         return rows
 
-    def gradients(self, loss: Tensor, beside: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Of a loss, for each trained parameter, and then for each tensor of ``beside``."""
+    def gradients(self, loss: Tensor, beside: Sequence[Tensor] = (), along: Tensor | None = None) -> list[Tensor]:
+        """Of a loss, for each trained parameter, and then for each tensor of ``beside``.
+
+        ``along``: of what is not a single number, with the gradient of the loss with respect to it.
+        """
         tensors = [*self.parameters, *beside]
-        found = torch.autograd.grad(loss, tensors, allow_unused=True)
+        found = torch.autograd.grad(loss, tensors, along, allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(tensors, found, strict=True)]
 
     @torch.no_grad()
@@ -184,6 +188,13 @@ class Learner:
             self.descend([gradient for gradient in gradients if gradient is not None])
             return loss, logits
         logits = self.forward(x)
+        if kernels.serve(logits):
+            from forgetless import cross_entropy_cuda  # imports Triton
+
+            if cross_entropy_cuda.serves(logits, y):
+                loss, along = cross_entropy_cuda.cross_entropy(logits, y)
+                self.descend(self.gradients(logits, along=along))
+                return loss, logits.detach()
         loss = F.cross_entropy(logits, y)
         self.update(loss)
         return loss.detach(), logits.detach()

@@ -121,7 +121,7 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 }
 
 # Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), rot-mnist with 500, seq-cifar10, seq-organamnist and seq-pacs with 200 and 500 (benchmarks/columns.py,
+# search.json), rot-mnist with 500, the others with 200 and 500 (benchmarks/columns.py,
 # results/…/chosen-….json).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
@@ -163,7 +163,7 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "er": {"lr": {200: 0.03, 500: 0.1}},
         "fpf+er": {"ft_lr": {200: 0.3, 500: 0.1}},
         "fpf+agem": {"ft_lr": 0.1},
-        "fpf+icarl": {"ft_lr": 0.03},
+        "fpf+icarl": {"ft_lr": {200: 0.03, 500: 0.1}},
         "fpf+fdr": {"ft_lr": {200: 0.3, 500: 0.1}},
         "fpf+der": {"ft_lr": {200: 0.03, 500: 0.1}},
         "fpf+derpp": {"ft_lr": 0.1},
@@ -180,6 +180,14 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+fdr": {"ft_lr": 0.1},
         "fpf+der": {"ft_lr": 0.03},
         "fpf+derpp": {"ft_lr": 0.03},
+    },
+    "seq-pathmnist": {
+        "joint": {"lr": 0.01},
+        "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"lr": 0.03, "kd": {200: 0.2, 500: 0.1}},
+        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.03, "kd": 0.1},
+        "fpf+er": {"ft_lr": 0.1, "threshold": 0.1},
+        "fpf+derpp": {"ft_lr": 0.03, "threshold": 0.1},
     },
     "seq-pacs": {
         "derpp": {"alpha": 0.1},
