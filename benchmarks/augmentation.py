@@ -19,7 +19,8 @@ from provenance import provenance, publish
 
 WAYS: dict[str, dict[str, Any]] = {
     "as they are": {"pad": 0, "flip": False},
-    "cropped and flipped": {"pad": 4, "flip": True},
+    "cropped and flipped": {"pad": 4, "flip": True, "mirror": False},
+    "cropped, mirrored at the edge, and flipped": {"pad": 4, "flip": True, "mirror": True},
 }
 RUNS: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"repair": "k-fpf", "lr": 0.03, "ft_lr": 0.05, "every": 500, "threshold": 0.1}),

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from forgetless import augment
@@ -5,13 +6,14 @@ from forgetless.augment import Preparation
 from forgetless.stream import Split, split_by_class
 
 
-def test_every_crop_is_a_window_of_the_padded_image(device):
+@pytest.mark.parametrize("mirror", [False, True])
+def test_every_crop_is_a_window_of_the_padded_image(device, mirror):
     x = torch.randint(1, 256, (64, 3, 6, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(device)
     generator = torch.Generator(device).manual_seed(0)
-    cut = augment.crop(x, 2, torch.randint(5, (2, 64, 1), generator=generator, device=device))
+    cut = augment.crop(x, 2, torch.randint(5, (2, 64, 1), generator=generator, device=device), mirror=mirror)
     assert cut.shape == x.shape
     assert cut.dtype == torch.uint8
-    padded = torch.nn.functional.pad(x, (2, 2, 2, 2))
+    padded = torch.nn.functional.pad(x.float(), (2, 2, 2, 2), "reflect" if mirror else "constant").to(torch.uint8)
     places = set()
     for image, whole in zip(cut, padded, strict=True):
         found = [
@@ -56,3 +58,12 @@ def test_one_mean_serves_all_channels():
     one = Preparation(split_by_class("s", split, split, [1], mean=(0.5,), std=(0.25,)), torch.device("cpu"))
     assert torch.equal(one.plain(split.x), torch.full((1, 3, 2, 2), 2.0))
     assert one._mean.shape == one._std.shape == (3, 1, 1)
+
+
+def test_a_crop_may_be_mirrored_at_the_edge():
+    image = torch.arange(12, dtype=torch.uint8).reshape(1, 1, 3, 4)
+    cut = augment.crop(image, 2, torch.tensor([[[0]], [[4]]]), mirror=True)  # two up, two to the right
+    assert cut[0, 0].tolist() == [[10, 11, 10, 9], [6, 7, 6, 5], [2, 3, 2, 1]]
+    split = Split(image, torch.tensor([0]))
+    with pytest.raises(ValueError, match="pad is 3; to be mirrored it must be below the images' 3 pixels"):
+        split_by_class("s", split, split, [1], pad=3, mirror=True)

@@ -7,12 +7,14 @@ from forgetless.stream import Split, split_by_class
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU only")
 
 
+@pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize(("pad", "flip", "mean"), [(2, True, (0.4, 0.5, 0.6)), (0, True, ()), (3, False, (0.1,) * 3)])
-def test_the_kernel_gives_what_the_steps_of_augment_give(pad, flip, mean):
+def test_the_kernel_gives_what_the_steps_of_augment_give(pad, flip, mean, mirror):
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (40, 3, 19, 21), dtype=torch.uint8, generator=generator)
     split = Split(x, torch.zeros(40, dtype=torch.int64))
-    stream = split_by_class("s", split, split, [1], mean=mean, std=(0.2, 0.3, 0.25) if mean else (), pad=pad, flip=flip)
+    std = (0.2, 0.3, 0.25) if mean else ()
+    stream = split_by_class("s", split, split, [1], mean=mean, std=std, pad=pad, flip=flip, mirror=mirror)
     on_gpu = Preparation(stream, torch.device("cuda"))
     found = on_gpu.augmented(x.cuda(), torch.Generator("cuda").manual_seed(5))
     assert found.is_contiguous(memory_format=torch.channels_last)

@@ -3,11 +3,12 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from forgetless import build, cluster, record
-from forgetless.sweep import Failed, plan, sweep
+from forgetless.sweep import Failed, Started, plan, sweep
 from helpers import lasting
 
 QUICK = {"stream": "seq-digits", "epochs": 3, "batch": 50, "replay": 50}
@@ -94,28 +95,43 @@ def test_no_cluster_is_an_error_that_says_what_to_do(monkeypatch):
         cluster._connect()
 
 
-def test_jobs_for_cores_do_not_wait_for_those_for_gpus(monkeypatch, tmp_path):
-    class Ray:
-        """One GPU and two cores; tasks end in the order in which they were handed out."""
+class Ray:
+    """One GPU and two cores; tasks end in the order in which they were handed out, and give nothing."""
 
-        def remote(self, **settings):
-            return lambda function: self
+    exceptions = SimpleNamespace(RayError=RuntimeError)
 
-        def options(self, **need):
-            return type("Task", (), {"remote": staticmethod(lambda *given: object())})
+    def remote(self, **settings):
+        return lambda function: self
 
-        def cluster_resources(self):
-            return {"GPU": 1, "CPU": 2}
+    def options(self, **need):
+        return type("Task", (), {"remote": staticmethod(lambda *given: object())})
 
-        def wait(self, tasks, num_returns):
-            return tasks[:1], tasks[1:]
+    def cluster_resources(self):
+        return {"GPU": 1, "CPU": 2}
 
+    def wait(self, tasks, num_returns):
+        return tasks[:1], tasks[1:]
+
+    def get(self, task):
+        return []
+
+    def cancel(self, task, force):
+        raise AssertionError
+
+
+def test_a_run_whose_node_died_for_good_is_tried_by_the_next_sweep(monkeypatch, tmp_path):
+    class Dying(Ray):
         def get(self, task):
-            return []
+            raise RuntimeError("the node is gone")
 
-        def cancel(self, task, force):
-            raise AssertionError
+    monkeypatch.setattr(cluster, "_connect", Dying)
+    for _ in range(2):
+        started, failed = sweep(plan({**QUICK, "method": "er"}), tmp_path, on="ray")
+        assert isinstance(started, Started)
+        assert failed == Failed(started.settings, "RuntimeError: the node is gone", again=False)
 
+
+def test_jobs_for_cores_do_not_wait_for_those_for_gpus(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "_connect", Ray)
     jobs = [cluster.Job([], gpu=gpu) for gpu in (True, True, True, False, False, False)]
     told = list(cluster.share_out(jobs, str(tmp_path), 8, (None, None)))

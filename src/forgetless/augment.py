@@ -10,15 +10,26 @@ from forgetless import kernels
 from forgetless.stream import Stream
 
 
-def crop(x: Tensor, pad: int, offset: Tensor) -> Tensor:
-    """Zero-pad each image of (batch, channels, height, width) by ``pad`` and cut it out at its ``offset``."""
+def crop(x: Tensor, pad: int, offset: Tensor, *, mirror: bool = False) -> Tensor:
+    """Pad each image of (batch, channels, height, width) by ``pad`` and cut it out at its ``offset``.
+
+    Over the edge it is black, or with ``mirror`` the image mirrored there, the pixels of the edge not twice.
+    """
     batch, _, height, width = x.shape
-    padded = F.pad(x, (pad, pad, pad, pad))
     rows = offset[0] + torch.arange(height, device=x.device)  # (batch, height)
     columns = offset[1] + torch.arange(width, device=x.device)  # (batch, width)
+    if mirror:
+        rows, columns = _inside(rows - pad, height), _inside(columns - pad, width)
+    else:
+        x = F.pad(x, (pad, pad, pad, pad))
     image = torch.arange(batch, device=x.device)[:, None, None]
-    cut = padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, channels)
+    cut = x.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]]  # (batch, height, width, channels)
     return cut.permute(0, 3, 1, 2)
+
+
+def _inside(place: Tensor, size: int) -> Tensor:
+    """Places from 1 − size to 2 · size − 2, mirrored at 0 and at size − 1."""
+    return size - 1 - (size - 1 - place.abs()).abs()
 
 
 def flip(x: Tensor, turn: Tensor) -> Tensor:
@@ -31,7 +42,7 @@ class Preparation:
 
     def __init__(self, stream: Stream, device: torch.device, *, channels_last: bool = False) -> None:
         self._channels_last = channels_last
-        self._pad, self._flip = stream.pad, stream.flip
+        self._pad, self._flip, self._mirror = stream.pad, stream.flip, stream.mirror
         self._mean = self._std = None
         if stream.mean and stream.std:
             channels = (stream.shape[0], *[1] * (len(stream.shape) - 1))  # of images, or of plain features
@@ -57,9 +68,9 @@ class Preparation:
         if kernels.serve(x) and x.dtype == torch.uint8 and x.ndim == 4:
             from forgetless import augment_cuda  # imports Triton
 
-            return augment_cuda.augment(x, offset, turn, self._mean, self._std, self._pad)
+            return augment_cuda.augment(x, offset, turn, self._mean, self._std, self._pad, mirror=self._mirror)
         if offset is not None:
-            x = crop(x, self._pad, offset)
+            x = crop(x, self._pad, offset, mirror=self._mirror)
         if turn is not None:
             x = flip(x, turn)
         return self.plain(x)

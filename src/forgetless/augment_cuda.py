@@ -15,7 +15,7 @@ BLOCK = 256  # pixels of a program
 @triton.jit
 def _augment(
     x, y, offset, turn, mean, std, batch, height, width, channels,
-    PAD: tl.constexpr, FLIP: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    PAD: tl.constexpr, MIRROR: tl.constexpr, FLIP: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
     pixel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -27,6 +27,9 @@ def _augment(
     if PAD:
         row += tl.load(offset + image).to(tl.int32) - PAD
         column += tl.load(offset + batch + image).to(tl.int32) - PAD
+        if MIRROR:
+            row = height - 1 - tl.abs(height - 1 - tl.abs(row))
+            column = width - 1 - tl.abs(width - 1 - tl.abs(column))
     inside = real & (row >= 0) & (row < height) & (column >= 0) & (column < width)
     for channel in range(channels):
         place = (image * channels + channel) * height * width + row * width + column
@@ -37,7 +40,14 @@ def _augment(
 
 
 def augment(
-    x: Tensor, offset: Tensor | None, turn: Tensor | None, mean: Tensor | None, std: Tensor | None, pad: int
+    x: Tensor,
+    offset: Tensor | None,
+    turn: Tensor | None,
+    mean: Tensor | None,
+    std: Tensor | None,
+    pad: int,
+    *,
+    mirror: bool = False,
 ) -> Tensor:
     """Bytes (batch, channels, height, width) to floats, channels-last; ``offset`` (2, batch, 1), ``turn`` (batch,)."""
     x = x.contiguous()
@@ -48,6 +58,6 @@ def augment(
         _augment[grid](
             x, y, x if offset is None else offset, x if turn is None else turn, x if mean is None else mean,
             x if std is None else std, batch, height, width, channels, pad if offset is not None else 0,
-            turn is not None, mean is not None, BLOCK,
+            mirror, turn is not None, mean is not None, BLOCK,
         )  # fmt: skip
     return y

@@ -113,7 +113,8 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
 
 def data_checksum(stream: Stream) -> str:
     """Of how a stream is prepared, its shapes, its labels, and up to a thousand of its images in each split."""
-    found = zlib.crc32(str((stream.name, stream.mean, stream.std, stream.pad, stream.flip)).encode())
+    prepared = (stream.name, stream.mean, stream.std, stream.pad, stream.flip)
+    found = zlib.crc32(str((*prepared, "mirror") if stream.mirror else prepared).encode())
     for task in stream.tasks:
         for split in (task.train, task.test):
             rows = torch.linspace(0, len(split) - 1, min(len(split), 1000)).long()

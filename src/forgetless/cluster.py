@@ -23,7 +23,7 @@ RETRIES = 3  # of a task whose node or process dies
 
 HINT = "start one with `ray start --head`, or name it in RAY_ADDRESS; on one machine none is needed: leave out --on ray"
 
-Outcome = tuple[str, tuple[str, str] | None, dict[str, Any] | None]  # id; error and trace; record
+Outcome = tuple[str, tuple[str, str | None] | None, dict[str, Any] | None]  # id; error and trace; record
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def share_out(
                 outcomes = []
                 for one in members:
                     made = record.find(record.folder(out), one)
-                    failed = None if made else (f"{type(error).__name__}: {error}", "")
+                    failed = None if made else (f"{type(error).__name__}: {error}", None)
                     outcomes.append((one.id, failed, made.to_dict() if made else None))
             yield number, outcomes
     finally:

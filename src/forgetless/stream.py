@@ -58,8 +58,9 @@ class Stream:
     scenario: str
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    pad: int = 0  # zero-padding before a random crop; 0: no crop
+    pad: int = 0  # by how much a random crop may lie over the edge; 0: no crop
     flip: bool = False
+    mirror: bool = False  # what a crop finds over the edge is the image mirrored there; False: black
 
     def __post_init__(self) -> None:
         if not self.tasks:
@@ -73,6 +74,9 @@ class Stream:
                 raise ValueError(f"stream {self.name!r}: {said}")
         if not all(value > 0 for value in self.std):
             raise ValueError(f"stream {self.name!r}: std is {self.std}; it must be above 0")
+        if self.mirror and self.pad >= min(self.shape[-2:]):
+            said = f"pad is {self.pad}; to be mirrored it must be below the images' {min(self.shape[-2:])} pixels"
+            raise ValueError(f"stream {self.name!r}: {said}")
         for number, task in enumerate(self.tasks, start=1):
             for split, what in ((task.train, "training"), (task.test, "test")):
                 if not len(split):

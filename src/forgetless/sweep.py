@@ -182,8 +182,11 @@ def sweep(
         yield from _here(left, out, workers, lanes, schedule)
 
 
-def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Failed:
-    """What became of a run, an error written down beside where its record would be."""
+def _note(one: Planned, out: Path, error: tuple[str, str | None] | None) -> Done | Failed:
+    """What became of a run, an error written down beside where its record would be.
+
+    An error without a trace is the death of its process or node, which is not written down: the next call does the run.
+    """
     settings = one.settings
     file = error_path(out, settings)
     if error is None:
@@ -191,6 +194,8 @@ def _note(one: Planned, out: Path, error: tuple[str, str] | None) -> Done | Fail
             file.unlink()
         return Done(settings, again=False)
     message, trace = error
+    if trace is None:
+        return Failed(settings, message, again=False)
     values = {"id": settings.id, "label": settings.label, "settings": settings.to_dict(), "error": message}
     record.write_json({**values, "trace": trace}, file)
     return Failed(settings, message, again=False)
@@ -228,51 +233,14 @@ def _on_ray(
 def _here(
     runs: Sequence[Planned], out: Path, workers: int | None, lanes: int | None, schedule: Schedule
 ) -> Iterator[Started | Done | Failed]:
-    on_gpu: deque[_Job] = deque(_by_gpu(runs, _gpus()))
-    on_cpu = deque(_Job(own) for own in _sharing(runs) if not own[0].settings.device.startswith("cuda"))
-    crew: dict[Connection, _Worker] = {}
+    crew = _Crew(runs, out, workers or cores(), lanes, schedule)
     try:
-        while on_gpu or on_cpu or crew:
-            busy = sum(not worker.on_gpu for worker in crew.values())
-            free = (workers or cores()) - busy
-            for jobs, count in ((on_gpu, len(on_gpu)), (on_cpu, min(free, len(on_cpu)))):
-                for _ in range(count):
-                    worker = _Worker(out, lanes, jobs[0], schedule)
-                    crew[worker.connection] = worker
-                    worker.give(jobs.popleft())
-            for connection in wait(list(crew)):
+        while crew.hire():
+            for connection in wait(list(crew.at_work)):
                 assert isinstance(connection, Connection)
-                worker = crew[connection]
-                try:
-                    name, started, error = connection.recv()
-                except (EOFError, OSError):  # killed, or out of memory: what it was at is lost, the others go on
-                    del crew[connection]
-                    worker.process.join()
-                    died = f"its process ended with exit code {worker.process.exitcode}"
-                    lost = [one for one in worker.has.values() if one.settings.id in worker.begun or not worker.begun]
-                    yield from (Failed(one.settings, died, again=False) for one in lost)  # the next call does them
-                    left = [one for one in worker.has.values() if one not in lost]
-                    (on_gpu if worker.on_gpu else on_cpu).extend([_Job(left, worker.gpu)] if left else [])
-                    continue
-                if started:
-                    worker.begun.add(name)
-                    yield Started(worker.has[name].settings)
-                    continue
-                yield _note(worker.has.pop(name), out, error)
-                if worker.has:
-                    continue
-                if on_cpu and not worker.on_gpu:
-                    worker.give(on_cpu.popleft())
-                else:
-                    worker.dismiss()
-                    del crew[connection]
+                yield from crew.hear(connection)
     finally:
-        for worker in crew.values():
-            worker.process.terminate()  # asks for a last checkpoint
-        end = time.monotonic() + PATIENCE
-        for worker in crew.values():
-            worker.process.join(max(0.0, end - time.monotonic()))
-            worker.process.kill()
+        crew.stop()
 
 
 def cores() -> int:
@@ -341,6 +309,67 @@ def _by_gpu(runs: Sequence[Planned], gpus: Sequence[str]) -> list[_Job]:
         if (own := groups[i :: len(gpus)])
     ]
     return jobs + [_Job(members) for members in named.values()]
+
+
+class _Crew:
+    """The processes at work, and the jobs that wait for one."""
+
+    def __init__(self, runs: Sequence[Planned], out: Path, workers: int, lanes: int | None, schedule: Schedule) -> None:
+        self.at_work: dict[Connection, _Worker] = {}
+        self._out, self._workers, self._lanes, self._schedule = out, workers, lanes, schedule
+        self._on_gpu = deque(_by_gpu(runs, _gpus()))
+        self._on_cpu = deque(_Job(own) for own in _sharing(runs) if not own[0].settings.device.startswith("cuda"))
+
+    def hire(self) -> bool:
+        """A process for every job on a GPU, and for those on the CPU as many as are free; whether any is at work."""
+        busy = sum(not worker.on_gpu for worker in self.at_work.values())
+        free = min(self._workers - busy, len(self._on_cpu))
+        for jobs, count in ((self._on_gpu, len(self._on_gpu)), (self._on_cpu, free)):
+            for _ in range(count):
+                worker = _Worker(self._out, self._lanes, jobs[0], self._schedule)
+                self.at_work[worker.connection] = worker
+                worker.give(jobs.popleft())
+        return bool(self.at_work)
+
+    def hear(self, connection: Connection) -> Iterator[Started | Done | Failed]:
+        """What a process says next; one that has done its job gets another."""
+        worker = self.at_work[connection]
+        try:
+            name, started, error = connection.recv()
+        except (EOFError, OSError):
+            yield from self._mourn(worker)
+            return
+        if started:
+            worker.begun.add(name)
+            yield Started(worker.has[name].settings)
+            return
+        yield _note(worker.has.pop(name), self._out, error)
+        if worker.has:
+            return
+        if self._on_cpu and not worker.on_gpu:
+            worker.give(self._on_cpu.popleft())
+        else:
+            worker.dismiss()
+            del self.at_work[connection]
+
+    def _mourn(self, worker: _Worker) -> Iterator[Done | Failed]:
+        """It was killed, or out of memory: what it was at has failed, the rest of its job waits for another."""
+        del self.at_work[worker.connection]
+        worker.process.join()
+        died = f"its process ended with exit code {worker.process.exitcode}"
+        lost = [one for one in worker.has.values() if one.settings.id in worker.begun or not worker.begun]
+        left = [one for one in worker.has.values() if one not in lost]
+        if left:
+            (self._on_gpu if worker.on_gpu else self._on_cpu).append(_Job(left, worker.gpu))
+        yield from (_note(one, self._out, (died, None)) for one in lost)
+
+    def stop(self) -> None:
+        for worker in self.at_work.values():
+            worker.process.terminate()  # asks for a last checkpoint
+        end = time.monotonic() + PATIENCE
+        for worker in self.at_work.values():
+            worker.process.join(max(0.0, end - time.monotonic()))
+            worker.process.kill()
 
 
 class _Worker:
