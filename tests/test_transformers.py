@@ -19,7 +19,7 @@ def example(request, monkeypatch):
 )
 def test_k_fpf_repairs_a_pretrained_transformer(example, gain):
     plain = example.run("plain", quick=True)
-    repaired = example.run("k-FPF", quick=True)
+    repaired = example.run("k-FPF", quick=True, every=100)  # half as often as the example, for the time it takes
     assert plain.trained == 1.0
     assert plain.before == plain.after
     assert plain.after < 30

@@ -27,7 +27,11 @@ SETTLED = 60  # steps after which a new run's graphs are captured
 
 @dataclass(frozen=True)
 class Postponed:
-    """The GPU's memory ran out beside the others: the run is given up, and begins again when one of them has ended."""
+    """The GPU's memory ran out: the run is given up, and begins again when another has ended.
+
+    Alone it begins again at once, and only once: what runs before have left in torch's cache is given back to the GPU
+    by then, which torch cannot do while a graph is captured.
+    """
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ def interleave(
     first: deque[int] = deque()  # those to begin again, and those that were added
     waiting = deque(range(len(starts)))
     known = len(starts)
+    alone: set[int] = set()  # those for which memory ran out while no other was there
 
     def turn(number: int, start: Callable[[], Run | None] | None = None) -> Event | Postponed | Failed | None:
         """Begin a run, or carry one forward; nothing here keeps a run that is over."""
@@ -76,8 +81,10 @@ def interleave(
             if had_begun and isinstance(error, StopIteration):  # whoever reads its events has closed it
                 width.ended(number)
                 return None
-            if isinstance(error, torch.cuda.OutOfMemoryError) and active:
-                width.narrow(len(active))
+            if isinstance(error, torch.cuda.OutOfMemoryError) and (active or number not in alone):
+                if not active:
+                    alone.add(number)
+                width.narrow(max(1, len(active)))
                 first.append(number)
                 return Postponed()
             if not isolate:
@@ -93,6 +100,8 @@ def interleave(
             event = turn(number, starts[number])
             if event is not None:
                 yield number, event
+            if isinstance(event, Postponed):
+                _make_room(width.device, now=True)
         turned = False
         for number in list(active):
             if not active[number].engine.ready():
