@@ -32,6 +32,21 @@ def test_ways_that_differ_in_more_than_the_seed_are_rows_of_their_own(records):
     assert second.accuracy == 10.0
 
 
+def test_a_switch_that_is_on_is_named_alone(records):
+    sgd = records[0]
+    other = dataclasses.replace(sgd, settings={**sgd.settings, "anytime": True})
+    assert [row.label for row in report.rows([sgd, other])] == ["sgd", "sgd, anytime"]
+
+
+def test_records_can_be_put_in_order_the_best_way_first_and_its_seeds_counting_up(records):
+    sgd = dataclasses.replace(records[0], accuracy=10.0)
+    second, first = (
+        dataclasses.replace(sgd, settings={**sgd.settings, "buffer": 7, "seed": seed}, accuracy=60.0) for seed in (3, 1)
+    )
+    elsewhere = dataclasses.replace(sgd, settings={**sgd.settings, "stream": "a"}, accuracy=99.0)
+    assert report.best_first([sgd, second, elsewhere, first]) == [first, second, sgd, elsewhere]
+
+
 def test_the_table_has_a_line_for_each_row_with_its_records(records):
     lines = list(csv.DictReader(report.table(records).splitlines()))
     assert [line["method"] for line in lines] == [row.label for row in report.rows(records)]

@@ -453,7 +453,7 @@ def report_(
     for problem in problems:
         notes.print(f"skipped: {problem}", highlight=False, markup=False, soft_wrap=True)
     read = list({made.id: (file, made) for file, made in read}.values())  # a copy is no second seed
-    found = [made for _, made in read]
+    found = report.best_first([made for _, made in read])
     if not found:
         raise ValueError(f"there is no record in {', '.join(folders)}; a run leaves <folder>/<id>/record.json")
     streams = _print_by_stream(found)
@@ -695,7 +695,7 @@ def _print_by_stream(found: list[record.Record]) -> list[str]:
 
 
 def _print_rows(records: list[record.Record]) -> None:
-    table = Table(box=None, padding=(0, 2))
+    table = Table(box=None, padding=(0, 1))
     for i, heading in enumerate(report.HEADINGS):
         table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
     for row in report.rows(records):

@@ -12,7 +12,7 @@ from forgetless.report import HEADINGS, Row, best, by_stream, cells, front, rows
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 44, 130, 12, 36
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 44, 180, 12, 36
 
 
 def html(records: Sequence[Record], title: str, links: Mapping[str, str] | None = None) -> str:
@@ -141,7 +141,7 @@ def _y(percent: float) -> float:
 _PERCENTS = tuple((_y(percent), str(percent)) for percent in (0, 25, 50, 75, 100))
 
 
-def spread(wanted: Sequence[tuple[float, float]], width: float = 90, height: float = 13) -> list[float]:
+def spread(wanted: Sequence[tuple[float, float]], width: float = 150, height: float = 13) -> list[float]:
     """A height for the label of each (x, y), at y or as little below it as keeps labels from covering each other."""
     placed: dict[int, tuple[float, float]] = {}
     for i in sorted(range(len(wanted)), key=lambda i: wanted[i][1]):
@@ -154,7 +154,7 @@ def spread(wanted: Sequence[tuple[float, float]], width: float = 90, height: flo
 
 def _short(label: str) -> str:
     """As much of a label as there is room for beside a picture; the whole of it is its title."""
-    text = escape(label if len(label) <= 20 else f"{label[:19]}…")
+    text = escape(label if len(label) <= 28 else f"{label[:27]}…")
     return f"{text}<title>{escape(label)}</title>"
 
 
@@ -327,7 +327,7 @@ _PAGE = """<!doctype html>
 <title>{title}</title><style>
 :root { color-scheme: light dark; --ink: #1c1917; --soft: #78716c; --line: #e7e5e4; --paper: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #f5f5f4; --soft: #a8a29e; --line: #44403c; --paper: #1c1917; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 46rem;
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 52rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; line-height: 1.2; } h2 { font-size: 1.15rem; margin: 2rem 0 0; } p { margin: .3rem 0 .8rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }

@@ -85,7 +85,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
         own = _without_seed(members[0])
         differing = [n for n in own if n != "validation" and len({repr(other.get(n)) for other in namesakes}) > 1]
         held_out = ["on validation"] if own["validation"] else []
-        said = [label, *(f"{name} {own[name]}" for name in differing), *held_out]
+        said = [label, *(name if own[name] is True else f"{name} {own[name]}" for name in differing), *held_out]
         found.append(Row(", ".join(said), tuple(members)))
     return found
 
@@ -113,6 +113,15 @@ def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.settings["stream"], []).append(record)
+    return found
+
+
+def best_first(records: Sequence[Record]) -> list[Record]:
+    """So that of each stream the most accurate way of training comes first, and its seeds in order."""
+    found: list[Record] = []
+    for members in by_stream(records).values():
+        for row in sorted(rows(members), key=lambda row: -row.accuracy):
+            found += sorted(row.records, key=lambda record: record.settings["seed"])
     return found
 
 
