@@ -18,7 +18,7 @@ from forgetless.record import Record
 from provenance import provenance, publish
 
 WAYS: dict[str, dict[str, Any]] = {
-    "as they are": {"pad": 0, "flip": False},
+    "as they are": {"pad": 0, "flip": False, "mirror": False},
     "cropped and flipped": {"pad": 4, "flip": True, "mirror": False},
     "cropped, mirrored at the edge, and flipped": {"pad": 4, "flip": True, "mirror": True},
 }

@@ -65,5 +65,7 @@ def test_a_crop_may_be_mirrored_at_the_edge():
     cut = augment.crop(image, 2, torch.tensor([[[0]], [[4]]]), mirror=True)  # two up, two to the right
     assert cut[0, 0].tolist() == [[10, 11, 10, 9], [6, 7, 6, 5], [2, 3, 2, 1]]
     split = Split(image, torch.tensor([0]))
-    with pytest.raises(ValueError, match="pad is 3; to be mirrored it must be below the images' 3 pixels"):
-        split_by_class("s", split, split, [1], pad=3, mirror=True)
+    for pad in (0, 3):
+        said = f"mirror is on and pad is {pad}; it must be 1 or more and below the images' 3 pixels"
+        with pytest.raises(ValueError, match=said):
+            split_by_class("s", split, split, [1], pad=pad, mirror=True)

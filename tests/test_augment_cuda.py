@@ -7,8 +7,16 @@ from forgetless.stream import Split, split_by_class
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU only")
 
 
-@pytest.mark.parametrize("mirror", [False, True])
-@pytest.mark.parametrize(("pad", "flip", "mean"), [(2, True, (0.4, 0.5, 0.6)), (0, True, ()), (3, False, (0.1,) * 3)])
+@pytest.mark.parametrize(
+    ("pad", "flip", "mean", "mirror"),
+    [
+        (2, True, (0.4, 0.5, 0.6), False),
+        (2, True, (0.4, 0.5, 0.6), True),
+        (0, True, (), False),
+        (3, False, (0.1,) * 3, False),
+        (3, False, (), True),
+    ],
+)
 def test_the_kernel_gives_what_the_steps_of_augment_give(pad, flip, mean, mirror):
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (40, 3, 19, 21), dtype=torch.uint8, generator=generator)

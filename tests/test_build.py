@@ -1,9 +1,10 @@
+import time
 from dataclasses import dataclass
 
 import pytest
 import torch
 
-from forgetless import NonFiniteError, build, record, training
+from forgetless import NonFiniteError, build, checkpoint, record, training
 from forgetless.checkpoint import Stop
 from forgetless.config import resolve
 from forgetless.methods.method import setting
@@ -258,6 +259,43 @@ def test_a_state_that_cannot_be_kept_is_warned_of_and_the_run_goes_on(tmp_path, 
     with pytest.warns(UserWarning, match="no checkpoints are written: a set cannot be kept in a checkpoint"):
         made = build.run(settings, out=tmp_path, schedule=Schedule(steps=10, seconds=None))
     assert made.accuracy == build.run(settings).accuracy
+
+
+@pytest.mark.parametrize("where", ["state_dict", "save"])
+def test_a_checkpoint_there_is_no_memory_for_is_warned_of_and_the_run_goes_on(where, tmp_path, monkeypatch):
+    def out_of_memory(*_):
+        raise torch.cuda.OutOfMemoryError("no room for a copy")
+
+    monkeypatch.setattr(
+        *((training.Run, "state_dict") if where == "state_dict" else (checkpoint, "save")), out_of_memory
+    )
+    settings = resolve("seq-digits", "er", QUICK)[0]
+    with pytest.warns(UserWarning, match="no checkpoint was written: no room for a copy"):
+        ((_, made),) = build.run_lanes([settings], 1, tmp_path, schedule=Schedule(steps=10, seconds=None))
+    monkeypatch.undo()
+    assert made.accuracy_matrix == build.run(settings).accuracy_matrix
+
+
+def test_what_a_stop_finds_trained_is_not_trained_again(tmp_path, monkeypatch):
+    settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", "ft_lr": rate})[0] for rate in (0.1, 0.2, 0.3)]
+    stop, share = Stop(), build._Pack._share
+
+    def share_and_stop(pack, one, run):
+        share(pack, one, run)
+        stop.since = time.monotonic()
+
+    monkeypatch.setattr(build._Pack, "_share", share_and_stop)
+    with pytest.raises(build.Stopped):
+        list(build.run_lanes(settings, 1, tmp_path, stop=stop))
+    monkeypatch.undo()
+    assert all(build.checkpoint_path(tmp_path, one).exists() for one in settings)
+    began = []
+    start = build.start
+    monkeypatch.setattr(build, "start", lambda *a, **k: began.append(k["state"] is not None) or start(*a, **k))
+    found = {one.id: made for one, made in build.run_lanes(settings, 1, tmp_path)}
+    assert began == [True] * 3
+    for one in settings:
+        assert found[one.id].accuracy_matrix == build.run(one).accuracy_matrix
 
 
 def test_parts_of_the_users_that_do_not_fit_are_named(monkeypatch):

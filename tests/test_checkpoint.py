@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from forgetless import Finetune, catalogue, checkpoint, networks, streams, training
-from forgetless.checkpoint import CheckpointError, Writer, check, data_checksum, load, save
+from forgetless.checkpoint import CheckpointError, Writer, check, check_kept, data_checksum, load, save
 from forgetless.methods import Method
 from forgetless.storage import Schedule
 from forgetless.training import Ended, Stepped, train, with_seed
@@ -137,6 +137,8 @@ def test_a_state_comes_back_as_it_was(tmp_path):
     assert found["c"][1].shape == (0,)
     assert found["d"].dtype == torch.int64
     assert found["f"] == {"$odd": 1}
+    with pytest.raises(TypeError, match="a tuple as a key cannot be kept in a checkpoint"):
+        check_kept({"method": {("a", 1): torch.zeros(1)}})
     with pytest.raises(TypeError, match="a set cannot be kept in a checkpoint"):
         save({"a": {1, 2}}, {}, tmp_path / "d")
     assert not (tmp_path / "d").exists()

@@ -98,7 +98,7 @@ def test_no_cluster_is_an_error_that_says_what_to_do(monkeypatch):
 class Ray:
     """One GPU and two cores; tasks end in the order in which they were handed out, and give nothing."""
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
+    exceptions = SimpleNamespace(RayError=RuntimeError, RayTaskError=RecursionError)
 
     def remote(self, **settings):
         return lambda function: self
@@ -129,6 +129,18 @@ def test_a_run_whose_node_died_for_good_is_tried_by_the_next_sweep(monkeypatch, 
         started, failed = sweep(plan({**QUICK, "method": "er"}), tmp_path, on="ray")
         assert isinstance(started, Started)
         assert failed == Failed(started.settings, "RuntimeError: the node is gone", again=False)
+
+
+def test_a_task_that_fails_itself_is_written_down(monkeypatch, tmp_path):
+    class Failing(Ray):
+        def get(self, task):
+            raise RecursionError("no such module")
+
+    monkeypatch.setattr(cluster, "_connect", Failing)
+    runs = plan({**QUICK, "method": "er"})
+    assert [type(note) for note in sweep(runs, tmp_path, on="ray")] == [Started, Failed]
+    (again,) = sweep(runs, tmp_path, on="ray")
+    assert again == Failed(runs[0].settings, "RecursionError: no such module", again=True)
 
 
 def test_jobs_for_cores_do_not_wait_for_those_for_gpus(monkeypatch, tmp_path):

@@ -165,6 +165,30 @@ def test_a_run_that_has_too_little_memory_alone_is_tried_once_more_and_fails():
         list(interleave([lambda: Small(room=0).run(0)], 4))
 
 
+def test_a_run_that_is_too_large_alone_leaves_the_lanes_to_the_others():
+    def large():
+        raise torch.cuda.OutOfMemoryError("no room")
+
+    device = Small(room=8)
+    found = list(
+        interleave([large, *(lambda number=number: device.run(number) for number in range(8))], 4, isolate=True)
+    )
+    assert [number for number, event in found if isinstance(event, Failed)] == [0]
+    assert device.most == 4
+
+
+def test_a_failure_keeps_none_of_the_frames_of_its_error():
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise ValueError("outer") from error
+    except ValueError as error:
+        made = Failed.of(error)
+    assert "inner" in made.trace
+    assert made.error.__traceback__ is made.error.__cause__.__traceback__ is None
+
+
 def test_what_runs_before_have_left_does_not_end_a_run(monkeypatch):
     device = Small(room=1)
     device.held.add("cache")

@@ -16,7 +16,17 @@ def test_rows_are_mean_and_deviation_over_seeds(records):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (5, "5"), (1300, "1.3 k"), (6.58e8, "658 M"), (1.67e16, "16.7 P")]
+    ("value", "text"),
+    [
+        (0, "0"),
+        (5, "5"),
+        (1300, "1.3 k"),
+        (6.58e8, "658 M"),
+        (1.67e16, "16.7 P"),
+        (999_600, "1 M"),
+        (0.02, "0.02"),
+        (1e18, "1 E"),
+    ],
 )
 def test_large_numbers_have_a_prefix(value, text):
     assert report.si(value) == text

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from forgetless import record
+from forgetless import build, record
 from forgetless.config import resolve
 from forgetless.search import Found, check_grid, paper_grid, path, rungs, search
 from forgetless.sweep import Done, Failed
@@ -72,6 +72,18 @@ def test_a_grid_that_fails_as_a_whole_says_so(tmp_path):
         list(search("seq-digits", "er", SHARED, {"lr": (1e20,)}, tmp_path, seeds=1, workers=1))
 
 
+def test_a_chosen_point_that_fails_says_why(tmp_path):
+    (tmp_path / "runs").mkdir()
+    final = resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": 0, "validation": False})[0]
+    other = resolve("seq-digits", "sgd", SHARED)[0]
+    (tmp_path / "runs" / final.id).mkdir()
+    build.run(other, out=tmp_path)
+    record.path(tmp_path, other).rename(record.path(tmp_path / "runs", final))
+    said = "the chosen point failed on all training images, the first seed with: .* is the record of another run"
+    with pytest.raises(ValueError, match=said):
+        list(search("seq-digits", "er", SHARED, {"lr": (0.1,)}, tmp_path / "runs", seeds=1, workers=1))
+
+
 def test_an_unknown_setting_of_a_grid_is_named(tmp_path):
     for given, match in (
         ({"seed": 7}, "seed is 7, but a search sets it: leave it out"),
@@ -112,7 +124,9 @@ def test_what_failed_is_tried_again_when_asked_for(tmp_path):
     settings = resolve("seq-digits", "sgd", {**SHARED, "lr": 0.1, "validation": True})[0]
     (tmp_path / settings.id).mkdir()
     (tmp_path / settings.id / "error.json").write_text('{"error": "no room"}')
-    with pytest.raises(ValueError, match="the first with: no room; .* tries them again"):
+    with pytest.raises(
+        ValueError, match="the first with: no room; .* with retry .--retry. what left an error.json too"
+    ):
         list(search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1))
     *_, found = search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1, retry=True)
     assert found.chosen == {"lr": 0.1}

@@ -124,7 +124,7 @@ def column(stream: str, buffer: int) -> list[str]:
         f"that, and those of FPF and k-FPF, were chosen on the validation split, one seed for each point (`results/{stream}/chosen-{stream}-{buffer}.json`",
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/test_training.py` shows that they are the same)."
-        + (f" Not searched for with this buffer, but taken from 500: {', '.join(carried)}." if carried else ""),
+        + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else ""),
         f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum."
         + (BEFORE_MASKED if any(made.versions["forgetless"] == "0.5.0" for made in found.get(MASKED, [])) else "")
         + (

@@ -149,10 +149,7 @@ class Kept:
         self._writer: checkpoint.Writer | None = None
         if out is not None and isinstance(out, Path):  # not in an object store
             file = checkpoint_path(out, settings)
-            about = {
-                "settings": settings.to_dict(), "data": data or checkpoint.data_checksum(stream),
-                "torch": torch.__version__, "forgetless": forgetless.__version__, "sources": dict(sources),
-            }  # fmt: skip
+            about = _about(settings, data or checkpoint.data_checksum(stream), sources)
             try:
                 state, found = checkpoint.load(file)
                 checkpoint.check(found, about, file)
@@ -175,6 +172,9 @@ class Kept:
             warnings.warn(f"no checkpoints are written: {error}", stacklevel=2)
             self._writer = None
             return asked
+        except (RuntimeError, MemoryError) as error:  # a copy of the state does not fit beside the others: the run does
+            self._writer.skip(event.step, error)
+            return asked
         if state is None:
             return False
         self._writer.write(state, event.step, now=asked)
@@ -184,6 +184,14 @@ class Kept:
         """The run has its record: no checkpoint is needed any more."""
         if self._writer is not None:
             self._writer.close(remove=True)
+
+
+def _about(settings: Settings, data: str, sources: Mapping[str, str]) -> dict[str, Any]:
+    """What a checkpoint belongs to."""
+    return {
+        "settings": settings.to_dict(), "data": data, "torch": torch.__version__,
+        "forgetless": forgetless.__version__, "sources": dict(sources),
+    }  # fmt: skip
 
 
 def checkpoint_path(out: Path, settings: Settings) -> Path:
@@ -268,8 +276,9 @@ def run_lanes(
         if (became := pack.hear(one, event)) is not None:
             yield one.settings, became
         if pack.stopped():
-            raise Stopped
-    if pack.stopped():  # before the next one was begun
+            break
+    if pack.stopped():
+        pack.keep_shared()
         raise Stopped
 
 
@@ -326,6 +335,15 @@ class _Pack:
         since = self.stop.since
         under_way = any(one.kept is not None for one in self.planned)
         return since is not None and (not under_way or time.monotonic() - since > PATIENCE)
+
+    def keep_shared(self) -> None:
+        """Leave those that were not begun what they would go on from: the end of a training that another has made."""
+        for one in self.planned:
+            if one.state is not None and one.kept is None and isinstance(self.out, Path):
+                about = _about(
+                    one.settings, self.streams[stream_key(one.settings)][1], self.sources.get(one.settings.id, {})
+                )
+                checkpoint.save(one.state, about, checkpoint_path(self.out, one.settings))
 
     def _plan(self, one: _Planned) -> None:
         self.planned.append(one)

@@ -153,6 +153,11 @@ class Writer:
             pending, self._pending = self._pending, None
             pending.result()
 
+    def skip(self, step: int, error: Exception) -> None:
+        """There is none this time; the next is due as after one."""
+        self._step, self._time = step, time.monotonic()
+        warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
+
     def close(self, *, remove: bool = False) -> None:
         """``remove``: the run has ended, and its checkpoint is no longer needed."""
         self._settle(wait=True)
@@ -165,7 +170,7 @@ class Writer:
     def _save(self, state: Mapping[str, Any]) -> None:
         """Unless a weight is NaN, from which nothing could go on: the checkpoint before stays."""
         weights = state.get("network", {}).values()
-        if not any(bool(weight.isnan().any()) for weight in weights if weight.is_floating_point()):
+        if not any(bool(weight.cpu().isnan().any()) for weight in weights if weight.is_floating_point()):
             save(state, self._about, self.file)
 
     def _settle(self, *, wait: bool) -> None:
@@ -173,7 +178,7 @@ class Writer:
             pending, self._pending = self._pending, None
             try:
                 pending.result()
-            except OSError as error:  # a full disk, say: the run goes on, and its record may still fit
+            except (OSError, RuntimeError, MemoryError) as error:  # a full disk: the run's record may still fit
                 warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
 
 
@@ -186,6 +191,9 @@ def _take_out(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: _take_out(part, tensors) for key, part in value.items()}
+        for key in value:
+            if not isinstance(key, bool | int | float | str | None):
+                raise TypeError(f"a {type(key).__name__} as a key cannot be kept in a checkpoint, only plain data")
         return {"$items": [[key, _take_out(part, tensors)] for key, part in value.items()]}
     if isinstance(value, list | tuple):
         return [_take_out(part, tensors) for part in value]

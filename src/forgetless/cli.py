@@ -366,7 +366,7 @@ def reproduce(
                 progress.show(note)
     found = reproducing.measure(lines, out)
     if not found:
-        raise ValueError(f"all runs failed; the errors are in {out}/<id>/error.json, and --retry tries them again")
+        raise ValueError(f"all runs failed; {sweeping.AGAIN}")
     for name in dict.fromkeys(measured.line.stream for measured in found):
         screen.print(name)
         _print_comparison([measured for measured in found if measured.line.stream == name])

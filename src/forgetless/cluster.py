@@ -59,12 +59,14 @@ def share_out(
             number = running.pop(ended)
             try:
                 outcomes = ray.get(ended)
-            except ray.exceptions.RayError as error:  # its node or process died again and again
+            except ray.exceptions.RayError as error:
+                # Without a trace its node or process died, again and again; with one, the task itself failed.
+                trace = str(error) if isinstance(error, ray.exceptions.RayTaskError) else None
                 members = [Settings.from_dict(settings) for settings, _ in jobs[number].runs]
                 outcomes = []
                 for one in members:
                     made = record.find(record.folder(out), one)
-                    failed = None if made else (f"{type(error).__name__}: {error}", None)
+                    failed = None if made else (f"{type(error).__name__}: {error}", trace)
                     outcomes.append((one.id, failed, made.to_dict() if made else None))
             yield number, outcomes
     finally:

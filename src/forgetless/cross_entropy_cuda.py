@@ -1,4 +1,4 @@
-"""Cross-entropy and its gradient in one Triton kernel, where torch takes six."""
+"""Cross-entropy and its gradient in one Triton kernel, where torch takes six; labels below 0 are left out."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -23,10 +23,14 @@ def _cross_entropy(logits, labels, loss, gradient, batch, classes, BATCH: tl.con
     x -= tl.max(x, 1, keep_dims=True)
     exponential = tl.exp(x)
     total = tl.sum(exponential, 1, keep_dims=True)
-    own = column == tl.load(labels + row, row < batch, other=0)
+    label = tl.load(labels + row, row < batch, other=-1)
+    known = label >= 0
+    count = tl.sum(known.to(tl.float32))
+    own = column == label
     losses = tl.log(total) - tl.sum(tl.where(own, x, 0.0), 1, keep_dims=True)
-    tl.store(loss, tl.sum(tl.where(row < batch, losses, 0.0)) / batch)
-    tl.store(gradient + place, (exponential / total - tl.where(own, 1.0, 0.0)) / batch, inside)
+    tl.store(loss, tl.sum(tl.where(known, losses, 0.0)) / count)
+    slope = tl.where(known, exponential / total - tl.where(own, 1.0, 0.0), 0.0)
+    tl.store(gradient + place, slope / count, inside)
 
 
 def serves(logits: Tensor, y: Tensor) -> bool:

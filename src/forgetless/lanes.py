@@ -45,7 +45,10 @@ class Failed:
     def of(error: Exception) -> Failed:
         """The error with its trace as text: the frames would keep the run's network and graphs alive."""
         trace = "".join(traceback.format_exception(error))
-        return Failed(error.with_traceback(None), trace)
+        chain: BaseException | None = error
+        while chain is not None:
+            chain.__traceback__, chain = None, chain.__cause__ or chain.__context__
+        return Failed(error, trace)
 
 
 def interleave(
@@ -82,9 +85,10 @@ def interleave(
                 width.ended(number)
                 return None
             if isinstance(error, torch.cuda.OutOfMemoryError) and (active or number not in alone):
-                if not active:
+                if active:
+                    width.narrow(len(active))
+                else:
                     alone.add(number)
-                width.narrow(max(1, len(active)))
                 first.append(number)
                 return Postponed()
             if not isolate:
@@ -123,10 +127,11 @@ def interleave(
 
 def _make_room(device: torch.device, *, now: bool = False) -> None:
     """Give memory that runs before have left in the cache back to the GPU: each had a stream and a pool of its own."""
-    if device.type != "cuda":
-        return
-    free, total = torch.cuda.mem_get_info(device)
-    if now or free < total / 4:  # not each time: all runs wait for it
+    wanted = now and torch.cuda.is_initialized()
+    if device.type == "cuda" and not now:  # not each time: all runs wait for it
+        free, total = torch.cuda.mem_get_info(device)
+        wanted = free < total / 4
+    if wanted:
         gc.collect()
         torch.cuda.empty_cache()
 

@@ -77,17 +77,28 @@ def rows(records: Sequence[Record]) -> list[Row]:
     ways: dict[str, list[Record]] = {}
     for record in records:
         ways.setdefault(json.dumps(_without_seed(record), sort_keys=True), []).append(record)
+    namesakes: dict[str, list[dict[str, Any]]] = {}
+    for members in ways.values():
+        namesakes.setdefault(members[0].label, []).append(_without_seed(members[0]))
+    differing = {label: _differing(settings) - {"validation"} for label, settings in namesakes.items()}
     found = []
     for members in ways.values():
         _check_alike(members)
-        label = members[0].label
-        namesakes = [_without_seed(others[0]) for others in ways.values() if others[0].label == label]
-        own = _without_seed(members[0])
-        differing = [n for n in own if n != "validation" and len({repr(other.get(n)) for other in namesakes}) > 1]
+        label, own = members[0].label, _without_seed(members[0])
         held_out = ["on validation"] if own["validation"] else []
-        said = [label, *(name if own[name] is True else f"{name} {own[name]}" for name in differing), *held_out]
+        said = [
+            label,
+            *(name if own[name] is True else f"{name} {own[name]}" for name in own if name in differing[label]),
+        ]
+        said += held_out
         found.append(Row(", ".join(said), tuple(members)))
     return found
+
+
+def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
+    """The names of those that are not the same everywhere."""
+    names = {name for own in settings for name in own}
+    return {name for name in names if len({repr(own.get(name)) for own in settings}) > 1}
 
 
 def _check_alike(members: Sequence[Record]) -> None:
@@ -204,5 +215,6 @@ def si(value: float) -> str:
     """A number with a unit prefix: 1.3 G."""
     if not value:
         return "0"
-    power = min(int(math.log10(value)) // 3, 5)
-    return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}".strip()
+    rounded = float(f"{value:.3g}")
+    power = max(0, min(math.floor(math.log10(rounded)) // 3, 6))
+    return f"{rounded / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}".strip()

@@ -21,7 +21,7 @@ from forgetless.checks import check_whole
 from forgetless.config import resolve
 from forgetless.presets import GRIDS
 from forgetless.storage import USUAL, Schedule
-from forgetless.sweep import Done, Failed, Planned, Started, read_toml, sweep
+from forgetless.sweep import AGAIN, Done, Failed, Planned, Started, read_toml, sweep
 
 Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -143,16 +143,16 @@ def search(
                 scores[number].append(made_.accuracy)
         alive = [number for number in alive if len(scores[number]) == seed + 1]  # a point that failed is out
         if not alive:
-            raise ValueError(
-                f"every point of the grid failed, the first with: {errors[0]}; all errors are in error.json beside "
-                "where records would be, and retry (--retry) tries them again"
-            )
+            raise ValueError(f"every point of the grid failed, the first with: {errors[0]}; {AGAIN}")
     best = max(alive, key=lambda number: score(scores[number]))
     finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
-    yield from sweep(finals, out, **how)
+    errors = []
+    for note in sweep(finals, out, **how):
+        errors += [note.error] if isinstance(note, Failed) else []
+        yield note
     made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
     if not made:
-        raise ValueError("the chosen point failed on all training images; the errors are in error.json")
+        raise ValueError(f"the chosen point failed on all training images, the first seed with: {errors[0]}; {AGAIN}")
     found = Found(
         stream, method, dict(given), {name: list(values) for name, values in grid.items()},
         [(points[number], scores[number]) for number in scores], points[best],

@@ -74,8 +74,9 @@ class Stream:
                 raise ValueError(f"stream {self.name!r}: {said}")
         if not all(value > 0 for value in self.std):
             raise ValueError(f"stream {self.name!r}: std is {self.std}; it must be above 0")
-        if self.mirror and self.pad >= min(self.shape[-2:]):
-            said = f"pad is {self.pad}; to be mirrored it must be below the images' {min(self.shape[-2:])} pixels"
+        pixels = min(self.shape[-2:], default=0)
+        if self.mirror and not 0 < self.pad < pixels:
+            said = f"mirror is on and pad is {self.pad}; it must be 1 or more and below the images' {pixels} pixels"
             raise ValueError(f"stream {self.name!r}: {said}")
         for number, task in enumerate(self.tasks, start=1):
             for split, what in ((task.train, "training"), (task.test, "test")):

@@ -50,6 +50,7 @@ else:
     import tomli as tomllib
 
 PLACES = ("here", "ray")
+AGAIN = "the same call tries what was lost with its process, and with retry (--retry) what left an error.json too"
 PATIENCE = 30  # seconds that processes are given to leave checkpoints, when a sweep is stopped
 LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a range of them is a list of lists
 
@@ -169,9 +170,11 @@ def sweep(
     for one in {one.settings.id: one for one in runs}.values():
         file = record.path(out, one.settings)
         if file.exists():
-            _, problems = record.read_those([file])
-            hint = "; remove it to do the run again"
-            yield Failed(one.settings, problems[0] + hint, True) if problems else Done(one.settings, again=True)
+            try:
+                record.of(out, one.settings)
+                yield Done(one.settings, again=True)
+            except (ValueError, OSError) as error:
+                yield Failed(one.settings, f"{error}; remove it to do the run again", again=True)
         elif error_path(out, one.settings).exists() and not retry:
             yield Failed(one.settings, _read_error(error_path(out, one.settings)), again=True)
         else:

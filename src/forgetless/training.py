@@ -251,9 +251,11 @@ def check_run(
     name = type(method).__name__
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
-    drawn = replay or batch
-    if (method.memory != "none" or finetune is not None) and buffer < drawn:
-        raise ValueError(f"buffer is {buffer}; {drawn} examples are drawn at a time, so it must be {drawn} or more")
+    drawn, given = replay or batch, "replay" if replay else "batch"
+    if method.memory != "none" and buffer < drawn:
+        raise ValueError(
+            f"buffer is {buffer}; {drawn} examples are drawn at a time ({given}), so it must be {drawn} or more"
+        )
     if finetune is None:
         return
     finetune.check()
