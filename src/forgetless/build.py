@@ -338,12 +338,17 @@ class _Pack:
 
     def keep_shared(self) -> None:
         """Leave those that were not begun what they would go on from: the end of a training that another has made."""
+        if not isinstance(self.out, Path):  # an object store keeps no checkpoints
+            return
         for one in self.planned:
-            if one.state is not None and one.kept is None and isinstance(self.out, Path):
-                about = _about(
-                    one.settings, self.streams[stream_key(one.settings)][1], self.sources.get(one.settings.id, {})
-                )
-                checkpoint.save(one.state, about, checkpoint_path(self.out, one.settings))
+            if one.state is None or one.kept is not None:
+                continue
+            settings, (_, data) = one.settings, self.streams[stream_key(one.settings)]
+            about = _about(settings, data, self.sources.get(settings.id, {}))
+            try:
+                checkpoint.save(one.state, about, checkpoint_path(self.out, settings))
+            except OSError as error:
+                warnings.warn(f"no checkpoint was written: {error}", stacklevel=2)
 
     def _plan(self, one: _Planned) -> None:
         self.planned.append(one)

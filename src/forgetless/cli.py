@@ -42,7 +42,7 @@ On = Annotated[str, typer.Option(help="here: this machine; ray: a Ray cluster, w
 CheckpointSeconds = Annotated[
     float, typer.Option(help="Between two checkpoints, from which a run goes on; 0: none by time.")
 ]
-CheckpointSteps = Annotated[int, typer.Option(help="Likewise, in steps; 0: none by steps.")]
+CheckpointSteps = Annotated[int, typer.Option(help="Likewise, in steps of training; 0: none by steps.")]
 Workers = Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")]
 Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")]
 Log = Annotated[str | None, typer.Option(help="Log as it trains: tensorboard, wandb or mlflow.")]
