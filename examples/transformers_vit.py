@@ -121,7 +121,7 @@ def run(
 ) -> Outcome:
     """One way through the stream; ``validation``, ``rate`` and ``settings`` are for choosing settings."""
     kind = "LoRA" if adapters else "full"
-    weights = pretrained(seed, epochs=10 if quick else 30)
+    weights = pretrained(seed, epochs=4 if quick else 30)
     torch.manual_seed(seed)
     model = vit(labels=10)
     model.load_state_dict(weights, strict=False)

@@ -45,9 +45,10 @@ class Failed:
     def of(error: Exception) -> Failed:
         """The error with its trace as text: the frames would keep the run's network and graphs alive."""
         trace = "".join(traceback.format_exception(error))
-        chain: BaseException | None = error
-        while chain is not None:
-            chain.__traceback__, chain = None, chain.__cause__ or chain.__context__
+        chain: list[BaseException] = [error]
+        for one in chain:
+            one.__traceback__ = None
+            chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
         return Failed(error, trace)
 
 
