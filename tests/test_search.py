@@ -125,7 +125,7 @@ def test_what_failed_is_tried_again_when_asked_for(tmp_path):
     (tmp_path / settings.id).mkdir()
     (tmp_path / settings.id / "error.json").write_text('{"error": "no room"}')
     with pytest.raises(
-        ValueError, match="the first with: no room; .* with retry .--retry. what left an error.json too"
+        ValueError, match=r"the first with: no room; .* with retry \(--retry\) what left an error.json too"
     ):
         list(search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1))
     *_, found = search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1, retry=True)

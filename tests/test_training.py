@@ -350,7 +350,10 @@ def test_kd_composes_where_logits_are_stored_and_is_refused_at_once_where_not(na
         ({"epochs": 0}, "epochs is 0; it must be a whole number of 1 or more"),
         ({"batch": 0}, "batch is 0"),
         ({"lr": math.nan}, "lr is nan; it must be a finite number above 0"),
-        ({"method": ER(), "buffer": 5}, "buffer is 5; 6 examples are drawn at a time .replay.*"),
+        (
+            {"method": ER(), "buffer": 5},
+            r"buffer is 5; 6 examples are drawn at a time \(replay\), so it must be 6 or more",
+        ),
         ({"finetune": Finetune(batch=40)}, "buffer is 36; finetuning draws 40 at a time"),
         ({"finetune": Finetune(steps=0)}, "steps is 0"),
         ({"finetune": Finetune.k_fpf(0)}, "every is 0"),

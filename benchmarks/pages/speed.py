@@ -32,6 +32,11 @@ def page() -> str:
         )
         return int(row["megabytes_per_lane"])
 
+    before = {
+        row["lanes"]: row["milliseconds"]
+        for row in read("speed-h200-before.json")["rows"]
+        if (row["network"], row["way"], row["precision"]) == ("mlp", "sgd", "tf32")
+    }
     lines = [
         "# Speed",
         "",
@@ -87,8 +92,9 @@ def page() -> str:
         f"called {cell('sgd', False, 1, 'mlp', 28, 'fp32')}; captured, one lane {cell('sgd', True, 1, 'mlp', 28, 'fp32')} in fp32 and "
         f"{cell('sgd', True, 1, 'mlp', 28, 'tf32')} in tf32 (goal 0.065, missed); eight lanes "
         f"{cell('sgd', True, 8, 'mlp', 28, 'tf32')} in tf32. Missed too, by {found['resnet18', 32, 'finetuning', 'bf16', True, 8] - 0.7:.3f}, is that of finetuning in",
-        "eight lanes. Before two kernels were written for cross-entropy and batches (0.10.0) the MLP took 0.082 in one lane and 0.015 in eight, on another",
-        "machine: whether the latter is due to them is not known. VGG-11 was not measured.",
+        "eight lanes. Before two kernels were written for cross-entropy and batches (0.10.0; `records/speed-h200-before.json`) the MLP took "
+        f"{before[1]:.3g} in one lane and {before[8]:.3g} in",
+        "eight, on another machine: whether the latter is due to them is not known. VGG-11 was not measured.",
         "",
         "Commands:",
         "",

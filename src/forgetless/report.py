@@ -86,12 +86,8 @@ def rows(records: Sequence[Record]) -> list[Row]:
         _check_alike(members)
         label, own = members[0].label, _without_seed(members[0])
         held_out = ["on validation"] if own["validation"] else []
-        said = [
-            label,
-            *(name if own[name] is True else f"{name} {own[name]}" for name in own if name in differing[label]),
-        ]
-        said += held_out
-        found.append(Row(", ".join(said), tuple(members)))
+        named = [name if own[name] is True else f"{name} {own[name]}" for name in own if name in differing[label]]
+        found.append(Row(", ".join([label, *named, *held_out]), tuple(members)))
     return found
 
 
