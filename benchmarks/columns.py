@@ -186,10 +186,11 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-dense": [{"lr": [0.05], "ft_lr": [0.03], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]}],
     },
     "seq-tinyimagenet": {
-        "fpf+derpp": [{"ft_lr": [0.05, 0.1], "threshold": [1.0, 0.1]}],
-        "fpf+er": [{"ft_lr": [0.05, 0.1], "threshold": [1.0, 0.1]}],
+        "fpf+derpp": [{"ft_lr": [0.05, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+er": [{"ft_lr": [0.05, 0.1, 0.3], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.03, 0.05], "ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2, 0.5], "threshold": [0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "kd": [0.2]}],
         "joint": [{}],
         "sgd": [{}],
     },

@@ -65,6 +65,8 @@ class Engine:
         self._waits = self._inside = False
         self._onednn = True
         self._held: dict[str, Tensor] = {}
+        if self.cuda:
+            _wake_autograd(self.device)
         with self._fork():
             self.seed(seed)
             self._random = self._global_states()
@@ -135,8 +137,8 @@ class Engine:
         return kept
 
     def plain_mlp(self, network: nn.Module, x: Tensor) -> MLP | None:
-        """The network, if it is an MLP whose shorter ways give the same: on a CPU, in fp32, not changed by anyone."""
-        if self.cuda or self.precision == "bf16" or not isinstance(network, MLP) or x.dtype != torch.float32:
+        """The network, if it is an MLP whose shorter ways give the same: not in bf16, not changed by anyone."""
+        if self.precision == "bf16" or not isinstance(network, MLP) or x.dtype != torch.float32:
             return None
         return network if self.keep(("plain", id(network)), lambda: network.plain) else None
 
@@ -254,6 +256,12 @@ class Engine:
         torch.set_rng_state(states[0])
         if self.cuda:
             torch.cuda.set_rng_state(states[1], self.device)
+
+
+def _wake_autograd(device: torch.device) -> None:
+    """Something small first for autograd's own thread: torch warns where that begins with a matrix product."""
+    one = torch.ones(1, device=device, requires_grad=True)
+    torch.autograd.grad(2 * one, one)
 
 
 def find_device(name: torch.device | str) -> torch.device:

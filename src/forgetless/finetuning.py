@@ -302,7 +302,7 @@ class Finetuning:
         x, y = unpack(rows), rows["y"]
         with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
             inputs = x if self._augment is None else self._augment(x)
-            if step and self._engine is not None and self._loss is None and not self._distill:
+            if step and self._engine is not None and self._loss is None and not self._distill and not inputs.is_cuda:
                 mlp = self._engine.plain_mlp(self._network, inputs)
                 if mlp is not None:
                     value, _, found = mlp.backpropagate(inputs, _labels(y))

@@ -6,8 +6,8 @@ pass, and the first layer has no gradient of its input. The paper's tables take 
 pass (``nominal_flops``), which counts that last one too: 0.1 % more than what is computed for ResNet-18, 41 % for the
 MLP. So is counted what oEWC and MAS spend on the importance of parameters.
 
-Two corrections of torch's counter: the weight gradient of a grouped convolution, which it multiplies by the number of
-groups, and attention on the CPU, which it leaves out.
+Three corrections of torch's counter: the weight gradient of a grouped convolution, which it multiplies by the number of
+groups, and two that it leaves out, attention on the CPU and a product with its ReLU.
 """
 
 from __future__ import annotations
@@ -158,9 +158,15 @@ def _attention_backward(
     return flops
 
 
+def _product(bias: list[int], a: list[int], b: list[int], *args: Any, **kwargs: Any) -> int:
+    flops: int = flop_counter.mm_flop(a, b)
+    return flops
+
+
 _DISABLED = "__dynamo_disable"
 _CORRECTIONS = {
     torch.ops.aten.convolution_backward: _convolution_backward,
+    torch.ops.aten._addmm_activation: _product,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

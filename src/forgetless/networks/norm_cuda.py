@@ -17,7 +17,9 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-TILE, BLOCK, WARPS = 64, 32, 4  # rows and channels a program holds at a time; the fastest of six choices on an H200
+BLOCK = 32  # channels of a program
+TILE, WARPS = 64, 4  # rows it holds at a time; the fastest of six choices on an H200
+LONG, LONG_TILE, LONG_WARPS = 2048, 128, 8  # from so many rows a program: one run alone is faster, eight not slower
 CHUNKS = 64  # partial sums of one pass and channel, at most
 PROGRAMS = 128  # wanted for one launch: with 256 one run alone is no faster, and eight in lanes are slower
 
@@ -190,7 +192,9 @@ class _Layout:
         self.rows = batch // passes * height * width  # of one pass
         self.columns = triton.cdiv(self.channels, BLOCK)
         wanted = max(1, min(CHUNKS, PROGRAMS // (passes * self.columns)))
-        self.chunk = triton.cdiv(triton.cdiv(self.rows, wanted), TILE) * TILE
+        rows = triton.cdiv(self.rows, wanted)
+        self.tile, self.warps = (TILE, WARPS) if rows < LONG else (LONG_TILE, LONG_WARPS)
+        self.chunk = triton.cdiv(rows, self.tile) * self.tile
         self.chunks = triton.cdiv(self.rows, self.chunk)
 
     @property
@@ -212,12 +216,21 @@ class _BatchNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         saved = torch.empty((2, passes, layout.channels), dtype=torch.float32, device=x.device)
         _statistics[layout.grid](
-            x, means, squares, layout.rows, layout.channels, layout.chunks, layout.chunk, TILE, BLOCK, num_warps=WARPS
+            x,
+            means,
+            squares,
+            layout.rows,
+            layout.channels,
+            layout.chunks,
+            layout.chunk,
+            layout.tile,
+            BLOCK,
+            num_warps=layout.warps,
         )
         _apply[layout.grid](
             x, x if residual is None else residual, weight, bias, y, means, squares, saved[0], saved[1],
             bn.running_mean, bn.running_var, layout.rows, layout.channels, layout.chunks, layout.chunk, passes,
-            bn.momentum, bn.eps, relu, residual is not None, CHUNKS, TILE, BLOCK, num_warps=WARPS,
+            bn.momentum, bn.eps, relu, residual is not None, CHUNKS, layout.tile, BLOCK, num_warps=layout.warps,
         )  # fmt: skip
         ctx.save_for_backward(x, y if relu else x, weight, saved)
         ctx.relu, ctx.residual, ctx.passes = relu, residual is not None, passes
@@ -235,12 +248,12 @@ class _BatchNorm(torch.autograd.Function):
         dweight, dbias = torch.empty((2, layout.channels), dtype=torch.float32, device=x.device)
         _sums[layout.grid](
             dy, x, y, saved[0], saved[1], plain, weighted, layout.rows, layout.channels, layout.chunks, layout.chunk,
-            ctx.relu, TILE, BLOCK, num_warps=WARPS,
+            ctx.relu, layout.tile, BLOCK, num_warps=layout.warps,
         )  # fmt: skip
         _gradients[layout.grid](
             dy, x, y, weight, saved[0], saved[1], plain, weighted, dx, dresidual, dweight, dbias,
             layout.rows, layout.channels, layout.chunks, layout.chunk, ctx.passes, ctx.relu,
-            ctx.residual and ctx.relu, CHUNKS, TILE, BLOCK, num_warps=WARPS,
+            ctx.residual and ctx.relu, CHUNKS, layout.tile, BLOCK, num_warps=layout.warps,
         )  # fmt: skip
         return dx, dweight, dbias, dresidual if ctx.residual else None, None, None, None
 
