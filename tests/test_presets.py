@@ -42,9 +42,9 @@ def test_a_stream_the_der_authors_do_not_have_borrows_and_says_so():
 
 
 def test_fpf_and_k_fpf_start_from_the_papers_steps_and_thresholds():
-    once = preset("seq-tinyimagenet", "er", "fpf", 500)
+    once = preset("seq-tinyimagenet", "der", "fpf", 500)
     assert (once["steps"][0], once["threshold"][0]) == (300, 1.0)
-    often = preset("seq-tinyimagenet", "sgd", "k-fpf", 500)
+    often = preset("seq-tinyimagenet", "der", "k-fpf", 500)
     assert (often["steps"][0], often["threshold"][0]) == (100, 0.3)
 
 

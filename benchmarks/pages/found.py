@@ -11,7 +11,10 @@ from forgetless import record, targets
 
 HERE = Path(__file__).parent.parent
 DOCS = HERE.parent / "docs"
-COLUMNS = tuple((s, b) for s in ("seq-cifar10", "seq-organamnist", "seq-pathmnist", "seq-pacs") for b in (500, 200))
+COLUMNS = (
+    *((s, b) for s in ("seq-cifar10", "seq-organamnist", "seq-pathmnist", "seq-pacs") for b in (500, 200)),
+    ("seq-tinyimagenet", 500),
+)
 MASKED = "k-fpf-kd+masked"
 REPAIRABLE = ("er", "agem", "icarl", "fdr", "der", "derpp")
 

@@ -16,6 +16,7 @@ def headline() -> str:
         "DER++": "derpp",
         "DER++, then FPF": "fpf+derpp",
         "k-FPF-CE": "k-fpf-ce",
+        "k-FPF-KD": "k-fpf-kd",
         "k-FPF-KD around `masked`": MASKED,
     }
     columns = {key: points_of(measured(*key)) for key in COLUMNS}

@@ -121,8 +121,8 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
 }
 
 # Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), rot-mnist with 500, the others with 200 and 500 (benchmarks/columns.py,
-# results/…/chosen-….json).
+# search.json), rot-mnist and seq-tinyimagenet with 500, the others with 200 and 500
+# (benchmarks/columns.py, results/…/chosen-….json).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
@@ -195,6 +195,12 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "k-fpf-kd+sgd": {"kd": {200: 0.1, 500: 0.2}},
         "fpf+er": {"ft_lr": 0.03, "threshold": 0.1},
         "fpf+derpp": {"ft_lr": 0.03, "threshold": 0.1},
+    },
+    "seq-tinyimagenet": {
+        "k-fpf+sgd": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"kd": 0.2},
+        "fpf+er": {"ft_lr": 0.3},
+        "fpf+derpp": {"ft_lr": 0.1, "threshold": 0.1},
     },
 }
 
