@@ -48,8 +48,8 @@ def cost(stream: str, buffer: int, file: Path) -> None:
     front = sorted(
         point for point in points.values() if not any(f <= point[0] and a > point[1] for f, a in points.values())
     )
-    highest = max(accuracy for _, accuracy in points.values())
-    far = {row: point for row, point in points.items() if point[1] < highest / 2}
+    limit = min(front[0][1], front[-1][1] / 2)  # the front rises
+    far = {row: point for row, point in points.items() if point[1] < limit}
     figure, axes = pyplot.subplots(figsize=(7, 4.8))
     axes.plot(*zip(*front, strict=True), "--", color="0.6", linewidth=1, zorder=0)
     near = {row: point for row, point in sorted(points.items(), key=lambda item: item[1]) if row not in far}
