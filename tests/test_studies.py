@@ -35,7 +35,7 @@ def test_every_line_runs_what_its_target_says(name):
 def test_every_item_has_a_quick_version_that_says_what_it_is(name):
     options = Options(quick=True)
     lines = ITEMS[name].lines(options)
-    assert all(line.stream in (studies.QUICK, studies.LARGE) for line in lines)
+    assert all(line.stream in (reproduce.QUICK, studies.movement.LARGE) for line in lines)
     assert max(one.settings.seed for line in lines for one in line.runs) <= 1
     assert "quick: " in studies.notes(options, lines)[0]
 
@@ -89,7 +89,7 @@ def test_findings_tell_whether_fpf_improves_and_whether_k_fpf_pays(records):
         Measured(line("fpf+der"), with_accuracy(records[0], 69.0, flops=dear)),
         Measured(line("k-fpf-ce"), with_accuracy(records[0], 71.0, flops=cheap)),
     ]
-    improves, pays = studies.fpf_improves(found)
+    improves, pays = studies.tables.fpf_improves(found)
     assert not improves.holds
     assert improves.numbers == "er +6.0, der -1.0"
     assert pays.holds
@@ -98,14 +98,14 @@ def test_findings_tell_whether_fpf_improves_and_whether_k_fpf_pays(records):
 def test_findings_of_the_dynamics_are_worked_from_the_changes(records):
     changes = [[t, e, {"fc1": 0.4 / e, "fc3": 0.9 / e}] for t in (1, 2, 3) for e in (1, 2)]
     made = dataclasses.replace(records[0], epoch_changes=changes, boundaries=[2], sensitivity={"fc1": 0.6, "fc3": 1.4})
-    switches, told, ranking = studies.dynamics_findings([Measured(line("SGD"), (made,))])
+    switches, told, ranking = studies.movement.dynamics_findings([Measured(line("SGD"), (made,))])
     assert switches.holds
     assert switches.numbers == "fc1 2.0 ×, fc3 2.0 ×"
     assert not told.holds
     assert told.numbers == "found 1 of 2, 0 where none is"
     assert ranking.holds
     domain = dataclasses.replace(made, settings={**made.settings, "stream": "seq-pacs"})
-    assert not studies.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
+    assert not studies.movement.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
 
 
 def test_stages_of_batch_norm_are_told_from_the_names(records):
@@ -114,7 +114,7 @@ def test_stages_of_batch_norm_are_told_from_the_names(records):
         "block1.0.bn1.weight": [0.1], "block1.0.shortcut.1.weight": [5.0],
     }  # fmt: skip
     made = dataclasses.replace(records[0], tensor_changes=changes)
-    assert studies.stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [0.1]}
+    assert studies.movement.stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [0.1]}
 
 
 def test_findings_of_k_and_tau(records):
@@ -123,20 +123,20 @@ def test_findings_of_k_and_tau(records):
         Measured(line(f"{k}-{s}", (k, 100 // k, s)), with_accuracy(records[0], value, flops={"train": 10 + k * s}))
         for (k, s), value in values.items()
     ]
-    few, saturates, many = studies.k_tau_findings(found)
+    few, saturates, many = studies.choices.k_tau_findings(found)
     assert few.holds
     assert few.numbers == "k 2: 60.0 %, k 9: 71.0 %, k 41: 73.0 %"
     assert saturates.numbers == "70.0 → 71.0 %"
     assert saturates.holds
     assert many.holds
-    star = studies.draw_k_tau(found)["k-tau"].axes[0].lines[-1].get_xydata().tolist()
+    star = studies.choices.draw_k_tau(found)["k-tau"].axes[0].lines[-1].get_xydata().tolist()
     assert star == [[pytest.approx((10 + 41 * 30) / 1e12), 73.0]]  # 72 is not within a point of the best
 
 
 def test_findings_of_what_is_finetuned(records):
     values = {"FC1": 50.0, "FC2": 55.0, "FC3": 70.0, "ALL": 69.0}
     found = [Measured(line(n, ("k-FPF", n)), with_accuracy(records[2], v)) for n, v in values.items()]
-    part, head = studies.parameters_findings(found)
+    part, head = studies.choices.parameters_findings(found)
     assert part.holds
     assert head.holds
     assert head.numbers.startswith("by 15.0")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from statistics import mean, stdev
 
-from forgetless import record, studies, targets
+from forgetless import record, targets
 from forgetless.config import Settings
 from forgetless.reproduce import Line, Measured
+from forgetless.studies import movement
 from forgetless.sweep import Planned
 from pages.found import COLUMNS, HERE, MASKED, chosen_rows, finetuned, measured, rows, settings, standard_error, tflops
 
@@ -234,7 +235,7 @@ def moving() -> list[str]:
     ]
     for name, runs in panels().items():
         planned = tuple(Planned(Settings.from_dict(made.settings), {}) for made in runs)
-        claims = studies.dynamics_findings([Measured(Line(name, planned), tuple(runs))])
+        claims = movement.dynamics_findings([Measured(Line(name, planned), tuple(runs))])
         lines += ["", f"**{name}**, {len(runs)} seeds:", ""]
         lines += [f"- {str(claim).replace(f'{name}: ', '')}" for claim in claims]
         stem = runs[0].settings["stream"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SEEDS = 5  # the paper's
-QUICK_SEEDS = 2
+QUICK, QUICK_SEEDS = "seq-digits", 2  # the stream of a quick reproduction, and how often
 IMAGES = {  # training images of each stream
     "seq-digits": 1437, "seq-mnist": 60_000, "rot-mnist": 1_200_000, "seq-organamnist": 34_561,
     "seq-pathmnist": 89_996, "seq-cifar10": 50_000, "seq-tinyimagenet": 100_000, "seq-pacs": 7993,
