@@ -15,7 +15,17 @@ SOURCE = Path(forgetless.__file__).parent
 LAYERS = [
     {"catalogue", "checks", "dynamics", "flops", "kernels", "processes", "scores", "storage"},
     {"stream", "datasets", "streams", "augment", "augment_cuda", "networks", "grouping"},
-    {"engine", "feed", "feed_cuda", "buffer", "buffer_cuda", "tracker", "cross_entropy_cuda", "learner"},
+    {
+        "engine",
+        "feed",
+        "feed_cuda",
+        "buffer",
+        "buffer_cuda",
+        "tracker",
+        "cross_entropy",
+        "cross_entropy_cuda",
+        "learner",
+    },
     {"methods", "finetuning", "profile", "selection", "fpf"},
     {"evaluation", "training", "lanes", "contract", "checkpoint", "loggers"},
     {

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from forgetless.buffer import Buffer
 from forgetless.checks import check_number, check_whole
+from forgetless.cross_entropy import cross_entropy
 from forgetless.engine import Engine
 from forgetless.grouping import float_tensors, joined, statistics, unwrap, without_reducer
 from forgetless.processes import Processes
@@ -310,14 +311,22 @@ class Finetuning:
             logits = self._forward(self._model, inputs)
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 _check_first(self._buffer, logits, self._loss, self._distill)
-            value = F.cross_entropy(logits, _labels(y)) if self._loss is None else self._loss(logits, y)
-            if value.ndim:
-                raise ValueError(f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number")
-            if self._distill:
-                value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
-        if not parameters or not value.requires_grad:
+            along = None
+            if self._loss is None and not self._distill:
+                value, root, along = cross_entropy(logits, _labels(y))
+            else:
+                value = root = self._objective(logits, rows)
+        if not parameters or not root.requires_grad:
             return value, ()
-        return value, torch.autograd.grad(value, parameters, allow_unused=True)
+        return value, torch.autograd.grad(root, parameters, along, allow_unused=True)
+
+    def _objective(self, logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+        value = F.cross_entropy(logits, _labels(rows["y"])) if self._loss is None else self._loss(logits, rows["y"])
+        if value.ndim:
+            raise ValueError(f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number")
+        if self._distill:
+            value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
+        return value
 
     @staticmethod
     def _together(

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from forgetless import kernels
 from forgetless.augment import Preparation
 from forgetless.buffer import Buffer
+from forgetless.cross_entropy import cross_entropy
 from forgetless.engine import Engine
 from forgetless.feed import batch_sizes
 from forgetless.flops import Ledger, count, forward_flops, nominal_flops
@@ -188,15 +187,8 @@ class Learner:
             self.descend([gradient for gradient in gradients if gradient is not None])
             return loss, logits
         logits = self.forward(x)
-        if kernels.serve(logits):
-            from forgetless import cross_entropy_cuda  # imports Triton
-
-            if cross_entropy_cuda.serves(logits, y):
-                loss, along = cross_entropy_cuda.cross_entropy(logits, y)
-                self.descend(self.gradients(logits, along=along))
-                return loss, logits.detach()
-        loss = F.cross_entropy(logits, y)
-        self.update(loss)
+        loss, root, along = cross_entropy(logits, y)
+        self.descend(self.gradients(root, along=along))
         return loss.detach(), logits.detach()
 
     def counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
