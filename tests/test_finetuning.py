@@ -394,3 +394,19 @@ def test_in_inference_mode_it_still_finetunes():
     with torch.inference_mode():
         finetune(model, buffer, ["fc3.bias"], steps=1)
     assert moved(before, model) == {"fc3.bias"}
+
+
+def test_what_cannot_be_finetuned_with_is_named():
+    network, full, other, empty = nn.Linear(4, 3), Buffer(8, seed=0), Buffer(8, seed=0), Buffer(8, seed=0)
+    full.add({"x": torch.rand(8, 4), "y": torch.randint(3, (8,))})
+    other.add({"x": torch.rand(8, 4)})
+    with pytest.raises(ValueError, match="finetuning needs the column 'y'; the buffer has x"):
+        finetune(network, other, ["weight"])
+    with pytest.raises(ValueError, match="the buffer is empty: add examples first"):
+        finetune(network, empty, ["weight"])
+    with pytest.raises(ValueError, match="loss is 'mse'; it must be a function"):
+        finetune(network, full, ["weight"], loss="mse")
+    with pytest.raises(TypeError, match="a batch is a Tensor; it must be a mapping"):
+        full.add(torch.rand(8, 4))
+    assert finetune(network, full, "weight", steps=1).names == ("weight",)
+    assert finetune(network, full, (name for name in ["bias"]), steps=1).names == ("bias",)

@@ -1,4 +1,5 @@
 import copy
+import pickle
 import sys
 from pathlib import Path
 
@@ -661,3 +662,166 @@ def test_several_inputs_are_asked_for_by_name():
     fpf = FPF(nn.Linear(4, 2), groups="all")
     with pytest.raises(TypeError, match=r"column 'x' is tuple; .*; give several as a mapping, \{name: tensor\}"):
         fpf.observe((torch.rand(2, 4), torch.rand(2, 4)), torch.zeros(2, dtype=torch.int64))
+
+
+class Cached(nn.Module):
+    """Keeps a mask, and positions in floats, as long as the longest input so far; neither is part of its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.fc = nn.Embedding(30, 8), nn.Linear(8, 4)
+        self.register_buffer("mask", torch.ones(2, 1, dtype=torch.bool), persistent=False)
+        self.register_buffer("positions", torch.zeros(2, 8), persistent=False)
+
+    def forward(self, x):
+        length = x.shape[1]
+        if len(self.mask) < length:
+            self.mask, self.positions = torch.ones(length, 1, dtype=torch.bool), torch.zeros(length, 8)
+        return self.fc(((self.embedding(x) + self.positions[:length]) * self.mask[:length]).mean(1))
+
+
+def test_caches_that_follow_the_input_are_neither_tracked_nor_in_the_way():
+    model = Cached()
+    assert "positions" not in {name for names in forgetless.groups(model).values() for name in names}
+    fpf = FPF(model, 20, groups=["head"], steps=3, window=1)
+    for length in (3, 6):
+        x, y = torch.randint(30, (16, 6))[:, :length].repeat(1, 6 // length), torch.randint(4, (16,))
+        model(torch.randint(30, (1, length + 5)))  # grows in an evaluation
+        fpf.observe(x, y)
+    later = Cached()
+    later.load_state_dict(model.state_dict())
+    again = FPF(later, 20, groups=["head"], steps=3, window=1)
+    again.load_state_dict(fpf.state_dict())
+    assert again.finish().steps == 3  # grows while it is finetuned
+    assert later.mask.shape == (2, 1)
+
+
+class Centred(nn.Module):
+    """Puts another tensor in the place of a buffer each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("centre", torch.zeros(8))
+
+    def forward(self, x):
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * x.detach().mean(0)
+        return self.fc(self.body(x - self.centre))
+
+
+def test_a_buffer_that_is_assigned_anew_is_put_back_too():
+    torch.manual_seed(0)
+    model = Centred()
+    fpf = FPF(model, 20, groups="all", steps=30, lr=1e30)
+    x, y = torch.randn(16, 8), torch.randint(4, (16,))
+    model(x)
+    fpf.observe(x, y)
+    before = model.centre.clone()
+    with pytest.raises(NonFiniteError, match="the network is as it was before it"):
+        fpf.finish()
+    assert torch.equal(model.centre, before)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "match"),
+    [
+        (
+            {"forward": torch.no_grad()(lambda model, x: model(x))},
+            ValueError,
+            "detaches it or is under",
+        ),
+        ({"loss": lambda logits, y: F.cross_entropy(logits, y).detach()}, ValueError, "does not depend on the tensors"),
+        ({"loss": lambda logits, y: 1.0}, ValueError, "loss gave a float; it must give one number, as a tensor"),
+        ({"forward": lambda model, x: (model(x),)}, TypeError, "forward gave a tuple; it must give logits, a tensor"),
+    ],
+)
+def test_what_no_gradient_can_come_from_is_an_error_and_moves_nothing(given, error, match):
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, groups=["fc3"], steps=2, **given)
+    fpf.observe(*next(shifting(shape)))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(error, match=match):
+        fpf.finish()
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert fpf.finetunings == 0
+
+
+def test_an_output_that_is_not_the_logits_is_refused():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64)
+    x, y = next(shifting(shape))
+    with pytest.raises(TypeError, match=r"logits is a dict; give the tensor in it, say output\.logits"):
+        fpf.observe(x, y, {"logits": model(x)})
+    assert fpf.step == 0
+
+
+def test_heads_that_are_not_in_use_hide_no_shift():
+    torch.manual_seed(0)
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.heads = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 4) for _ in range(6))
+
+        def forward(self, x):
+            return self.heads[0](self.body(x).relu())
+
+    model = Heads()
+    fpf, optimizer = FPF(model, 30), torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(400):
+        y = torch.randint(2, (16,)) + 2 * (step // 200)
+        x = torch.randn(16, 8) + 1.5 * y[:, None]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        fpf.observe(x, y)
+    assert fpf.shifts == [200]
+
+
+def test_a_head_that_grows_takes_the_examples_along():
+    model, shape = make("mlp")
+    old = FPF(model, 64, window=2)
+    batches = shifting(shape)
+    old.observe(*next(batches))
+    model.fc3 = nn.Linear(100, 12)
+    with pytest.raises(ValueError, match=r"needs an FPF of its own, made after that; it can take over the examples"):
+        old.observe(*next(batches))
+    new = FPF(model, 64, window=2, groups=["fc3"], steps=2)
+    new.buffer.load_state_dict(old.buffer.state_dict())
+    assert len(new.buffer) == 32
+    assert new.finish().steps == 2
+
+
+def test_a_parameter_without_elements_is_left_out():
+    model, shape = make("mlp")
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    fpf = FPF(model, 64, grouping={"first": ["fc1.weight", "empty"], "last": ["fc3.weight"]}, steps=2)
+    run(model, shape, fpf, told=True)
+    assert fpf.sensitivities().keys() == {"first", "last"}
+
+
+def test_the_object_can_be_pickled():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, groups=["fc3"], steps=2)
+    fpf.observe(*next(shifting(shape)))
+    again = pickle.loads(pickle.dumps(fpf))
+    assert again.finish().losses == fpf.finish().losses
+
+
+def test_a_buffer_that_was_begun_in_inference_mode_can_be_written_to_outside():
+    model, shape = make("mlp")
+    fpf, batches = FPF(model, 64), shifting(shape)
+    with torch.inference_mode():
+        fpf.observe(*next(batches))
+    fpf.observe(*next(batches))
+    assert len(fpf.buffer) == 32
+
+
+def test_examples_without_a_label_are_named_where_they_are_the_reason():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, groups=["fc3"], steps=2)
+    x, y = next(shifting(shape))
+    fpf.observe(x, torch.full_like(y, -100))
+    with pytest.raises(NonFiniteError, match=r"examples without a label \(−100\)"):
+        fpf.finish()

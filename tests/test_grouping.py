@@ -372,3 +372,14 @@ class Middle(nn.Module):
 def test_a_layer_in_the_middle_that_is_called_like_a_head_is_none():
     assert groups(Middle())["head"] == ("cls.weight", "cls.bias")
     assert groups(Middle(10))["head"] == ("fc.weight", "fc.bias")  # which the other one does not follow
+
+
+def test_a_layer_whose_output_may_meet_a_matrix_of_the_network_is_no_head():
+    class Cosine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features, self.prototypes = nn.Linear(8, 16), nn.Parameter(torch.randn(4, 16))
+
+    with pytest.raises(ValueError, match="Cosine has no recognisable head"):
+        groups(Cosine())
+    assert groups(Cosine(), head="features")["head"] == ("features.weight", "features.bias")

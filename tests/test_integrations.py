@@ -278,6 +278,29 @@ def test_through_hugging_face_k_fpf_gains_30_points_and_more(huggingface, monkey
     assert digits.run("k-FPF")[0] >= digits.run("plain")[0] + 30
 
 
+def test_through_hugging_face_an_input_without_a_row_for_each_example_is_left_out_and_told(huggingface, tmp_path):
+    class Six(Rows):
+        def __len__(self):
+            return 6  # the last batch has one example
+
+    class Shifted(Model):
+        def forward(self, inputs, shift=None, labels=None):
+            return super().forward(inputs if shift is None else inputs + shift, labels)
+
+    def collate(examples):
+        columns = {name: torch.stack([torch.as_tensor(one[name]) for one in examples]) for name in examples[0]}
+        return columns | {"shift": torch.zeros(1, *columns["inputs"].shape[1:])}
+
+    model = Shifted()
+    fpf = FPF(model, 20, window=5)
+    trainer = hugging_trainer(model, Six(0), huggingface.FPFCallback(fpf), tmp_path, remove_unused_columns=False)
+    trainer.data_collator = collate
+    with pytest.warns(UserWarning, match="shift: not one row for each example, so the buffer does not hold it"):
+        trainer.train()
+    assert fpf.step == 3 * 2
+    assert fpf.buffer.columns == ("x.inputs", "y")
+
+
 def test_hugging_face_ends_with_the_weights_of_a_loop_by_hand(huggingface, tmp_path):
     model = Model()
     fpf = FPF(model, **SETTINGS)

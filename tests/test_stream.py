@@ -166,3 +166,25 @@ def test_tasks_whose_examples_differ_in_shape_or_type_are_refused():
     for other in (torch.zeros(4, 1, 9, 9), torch.zeros(4, 1, 8, 8, dtype=torch.uint8)):
         with pytest.raises(ValueError, match="the training examples of task 2 are .* all must be alike"):
             stream.split_by_domain("mine", [(first, first), (Split(other, y), first)], 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"sizes": 2}, "sizes is 2; it must be a list, the number of classes of each task"),
+        (
+            {"y": torch.eye(4).repeat(5, 1)},
+            r"y has shape \(20, 4\); it must hold the class of each",
+        ),
+    ],
+)
+def test_what_is_no_list_of_sizes_or_of_classes_is_refused(change, match):
+    with pytest.raises(ValueError, match=match):
+        stream.from_tensors(**{"x": torch.rand(20, 3), "y": torch.arange(20) % 4, "sizes": [2, 2]} | change)
+
+
+def test_arrays_of_numpy_are_taken():
+    x, y = torch.rand(20, 3), torch.arange(20) % 4
+    found, wanted = stream.from_tensors(x.numpy(), y.numpy(), [2, 2]), stream.from_tensors(x, y, [2, 2])
+    assert torch.equal(found.tasks[1].train.x, wanted.tasks[1].train.x)
+    assert torch.equal(found.tasks[1].test.y, wanted.tasks[1].test.y)

@@ -14,7 +14,7 @@ from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
 from forgetless.methods.packnet import PackNet
 from forgetless.methods.sgd import SGD
-from forgetless.stream import Split
+from forgetless.stream import Split, from_tensors
 from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
 from helpers import small_stream
 from test_engine import image_stream
@@ -477,3 +477,43 @@ def test_the_seconds_of_what_is_under_way_are_in_a_state(monkeypatch):
     assert all(found["train"] + found["finetune"] == found["total"] for found in seen)
     assert seen[-1]["finetune"] == 3.0  # finetunings of ten steps: at step 45, at 60 and at the end
     assert seen[-1]["train"] == 6.0
+
+
+class Wordy(torch.nn.Module):
+    """Gives its logits in a mapping."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 6)
+
+    def forward(self, x):
+        return {"logits": self.fc(x.flatten(1))}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"stream": "seq-digits"}, "stream is 'seq-digits'; it must be an object of the class Stream"),
+        ({"method": ER}, "method is the class ER; it must be an object of the class Method"),
+        ({"method": "er"}, "method is 'er'; it must be an object of the class Method"),
+        ({"network": "mlp"}, "network is 'mlp'; it must be an object of the class Module"),
+        ({"finetune": {"steps": 3}}, r"finetune is {'steps': 3}; it must be Finetune"),
+        ({"network": Wordy()}, "the network gives a dict; it must give logits, a tensor"),
+    ],
+)
+def test_what_is_no_stream_method_network_or_finetune_is_refused(change, match):
+    given = {"stream": small_stream(), "method": ER(), "network": networks.mlp(6, inputs=4), "finetune": None} | change
+    with pytest.raises(ValueError, match=match):
+        list(train(given.pop("stream"), given.pop("method"), given.pop("network"), buffer=40, **given))
+
+
+@pytest.mark.parametrize("name", ["er", "oewc", "fdr"])
+def test_tokens_stay_whole_numbers(name):
+    y = torch.arange(240) % 4
+    x = torch.randint(8, (240, 6), generator=torch.Generator().manual_seed(0)) + 8 * y[:, None]
+    stream = from_tensors(x, y, sizes=[2, 2], name="tokens")
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Embedding(32, 8), torch.nn.Flatten(), torch.nn.Linear(48, 4))
+    method = catalogue.load("method", name)()
+    *_, last = train(stream, method, network, epochs=3, batch=10, lr=0.3, buffer=40)
+    assert last.result.accuracy_matrix[0][0] > 90  # the numbers tell the classes

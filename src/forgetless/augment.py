@@ -53,7 +53,12 @@ class Preparation:
 
     def plain(self, x: Tensor) -> Tensor:
         # A copy, also of float32: a network that changes its input in place must not change the data set.
-        x = x.float().div_(255) if x.dtype == torch.uint8 else x.to(torch.float32, copy=self._mean is None)
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255)
+        elif x.is_floating_point() or self._mean is not None:
+            x = x.to(torch.float32, copy=self._mean is None)
+        else:  # numbers of tokens
+            x = x.clone()
         if self._mean is not None and self._std is not None:
             x = (x - self._mean) / self._std
         return x.contiguous(memory_format=torch.channels_last) if self._channels_last and x.ndim == 4 else x

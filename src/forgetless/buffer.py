@@ -162,11 +162,13 @@ class Buffer:
     def generator(self) -> torch.Generator:
         """The buffer's own random numbers; there from the first batch on."""
         if self._generator is None:
-            raise ValueError("the buffer is empty: its random numbers start with the first batch")
+            raise ValueError("the buffer is empty: add examples first, its random numbers start with them")
         return self._generator
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
         """An error if ``batch`` does not fit what is stored; changes nothing."""
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"a batch is a {type(batch).__name__}; it must be a mapping, {{column: tensor}}")
         if not batch:
             raise ValueError("a batch needs at least one column")
         for name, column in batch.items():
@@ -297,12 +299,13 @@ class Buffer:
             return
         if self._device is None:
             self._device = next(iter(batch.values())).device
-        for name, column in batch.items():
-            self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self._device)
-        keys = self.capacity + 1 if self.policy == "balanced" else 0
-        self._keys = torch.zeros(keys, dtype=torch.int64, device=self._device)
-        if self._device.type != "cpu":
-            self._counter = torch.full((), self.seen, device=self._device)
+        with torch.inference_mode(False):  # what is made within it could not be written to outside
+            for name, column in batch.items():
+                self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self._device)
+            keys = self.capacity + 1 if self.policy == "balanced" else 0
+            self._keys = torch.zeros(keys, dtype=torch.int64, device=self._device)
+            if self._device.type != "cpu":
+                self._counter = torch.full((), self.seen, device=self._device)
         self._generator = self._generator or torch.Generator(self._device).manual_seed(self.seed)
 
     def _count(self) -> None:

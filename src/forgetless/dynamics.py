@@ -147,8 +147,11 @@ def is_boundary(
     row: Sequence[float], recent: Sequence[Sequence[float]], highest: Sequence[float], jump: float, floor: float
 ) -> bool:
     """Whether a window's changes mark the begin of a new task; see ``boundaries``."""
-    over_recent = median(_ratio(now, max(past)) for now, past in zip(row, zip(*recent, strict=True), strict=True))
-    over_highest = median(_ratio(now, past) for now, past in zip(row, highest, strict=True))
+    moved = [i for i, (now, past) in enumerate(zip(row, highest, strict=True)) if now > 0 or past > 0]
+    if not moved:
+        return False
+    over_recent = median(_ratio(row[i], max(past[i] for past in recent)) for i in moved)
+    over_highest = median(_ratio(row[i], highest[i]) for i in moved)
     return over_recent > jump and over_highest > floor
 
 
@@ -160,7 +163,8 @@ def boundaries(
     ``rows[w]`` holds the change of each tensor over window w. All layers change more when the task switches (Sec.
     4.2): a window begins a new task when its change is more than ``jump`` times the largest of the last ``settle``
     windows and more than ``floor`` times the largest of the whole task, each for the median tensor. The second
-    condition keeps out the noise of a converged network. A window in which nothing moved does not count. A task needs
+    condition keeps out the noise of a converged network. A window in which nothing moved does not count, nor does a
+    tensor that has not moved since the task began, as that of a head that is not in use. A task needs
     ``settle`` windows before the next can be found. ``benchmarks/boundaries.py`` measures the three settings.
     """
     found: list[int] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from forgetless.learner import Learner, evaluating
 from forgetless.methods import Method
@@ -54,6 +55,8 @@ def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
             for images, y in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
                 x = learner.plain(images)
                 scores = method.predict(learner, x)
+                if not isinstance(scores, Tensor):
+                    raise ValueError(f"the network gives a {type(scores).__name__}; it must give logits, a tensor")
                 if scores.shape[1:] != learner.foreign.shape[1:]:
                     raise ValueError(
                         f"the network gives outputs of shape {tuple(scores.shape[1:])}; stream {sheet.stream.name!r} "

@@ -156,6 +156,7 @@ def finetune(
     Several ``processes`` finetune one network in step: each draws its part of ``batch`` from a buffer of its own, an
     update is that of all drawn together, and running statistics become the mean over processes at the end.
     """
+    names = [names] if isinstance(names, str) else list(names)
     generator = generator or buffer.generator
     with untouched_randomness(generator):
         run = Finetuning(
@@ -193,12 +194,8 @@ class Finetuning:
         processes: Processes | None = None,
     ) -> None:
         check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
-        if not len(buffer):
-            raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
-        if distill and "logits" not in buffer.columns:
-            raise ValueError(
-                f"distill is {distill}, which needs the column 'logits'; the buffer has {', '.join(buffer.columns)}"
-            )
+        check_functions(augment=augment, loss=loss, forward=forward)
+        check_buffer(buffer, distill)
         self._model, self._buffer, self._lr, self._distill = without_reducer(model), buffer, lr, distill
         self._processes = processes
         self._batch, self._augment, self._loss, self._forward = batch, augment, loss, forward
@@ -207,10 +204,9 @@ class Finetuning:
         self.names = unfrozen(self._network, names)
         self.steps = self.left = steps
         self._device = next(self._network.parameters()).device
-        self._moving = _moving(self._network, self.names)
         with torch.inference_mode(False):
-            self._before = {name: tensor.detach().clone() for name, tensor in self._moving.items()}
-            self._still = {n: b.clone() for n, b in self._network.named_buffers() if n not in self._moving}
+            self._before = {n: tensor.detach().clone() for n, tensor in _moving(self._network, self.names).items()}
+            self._still = {n: b.clone() for n, b in self._network.named_buffers() if n not in self._before}
             self._losses = torch.zeros(steps, device=self._device)
         self._key = ("finetune", self.names, len(buffer), batch, steps, distill)
         self._schedule = None
@@ -246,17 +242,18 @@ class Finetuning:
         losses = self._losses.tolist()
         self._agree_on_statistics()
         try:
-            _check_finite(losses, {name: self._moving[name] for name in self.names}, self._buffer)
+            now = _tensors(self._network)
+            _check_finite(losses, {name: now[name] for name in self.names}, self._buffer)
         except NonFiniteError:
             self._put_back()
             raise
-        _restore(dict(self._network.named_buffers()), self._still)
+        _put_into(self._network, self._still)
         return Finetuned(tuple(losses), tuple(self.names))
 
     def moved(self) -> dict[str, Tensor]:
         """How far each of the tensors is from where it was before the first step."""
-        now = {name: self._moving[name].detach() for name in self.names}
-        return {name: tensor - self._before[name] for name, tensor in now.items()}
+        now = _tensors(self._network)
+        return {name: now[name].detach() - self._before[name] for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on with it, beside the network, the buffer and the random states."""
@@ -309,6 +306,8 @@ class Finetuning:
                     value, _, found = mlp.backpropagate(inputs, _labels(y))
                     return value, [gradient for gradient in found if gradient is not None]
             logits = self._forward(self._model, inputs)
+            if not isinstance(logits, Tensor):
+                raise TypeError(f"forward gave a {type(logits).__name__}; it must give logits, a tensor")
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 _check_first(self._buffer, logits, self._loss, self._distill)
             along = None
@@ -316,14 +315,20 @@ class Finetuning:
                 value, root, along = cross_entropy(logits, _labels(y))
             else:
                 value = root = self._objective(logits, rows)
-        if not parameters or not root.requires_grad:
+        if not parameters:
             return value, ()
+        if not root.requires_grad:
+            raise ValueError(
+                "the loss does not depend on the tensors to finetune: forward or loss detaches it or is under "
+                "torch.no_grad(), or the network does not use them"
+            )
         return value, torch.autograd.grad(root, parameters, along, allow_unused=True)
 
     def _objective(self, logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         value = F.cross_entropy(logits, _labels(rows["y"])) if self._loss is None else self._loss(logits, rows["y"])
-        if value.ndim:
-            raise ValueError(f"loss gave a tensor of shape {tuple(value.shape)}; it must give one number")
+        if not isinstance(value, Tensor) or value.ndim:
+            gave = type(value).__name__ if not isinstance(value, Tensor) else f"tensor of shape {tuple(value.shape)}"
+            raise ValueError(f"loss gave a {gave}; it must give one number, as a tensor that gradients go through")
         if self._distill:
             value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
         return value
@@ -346,14 +351,12 @@ class Finetuning:
         """Running statistics that were finetuned saw other images in each process."""
         if self._processes is None:
             return
-        parameters = dict(self._network.named_parameters())
-        for name, tensor in self._moving.items():
-            if name not in parameters and tensor.is_floating_point():
+        for name, tensor in self._network.named_buffers():
+            if name in self._before and tensor.is_floating_point():
                 tensor.copy_(self._processes.mean(tensor))
 
     def _put_back(self) -> None:
-        _restore(self._moving, self._before)
-        _restore(dict(self._network.named_buffers()), self._still)
+        _put_into(self._network, self._before | self._still)
 
 
 class _Schedule:
@@ -402,8 +405,25 @@ def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocas
         raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
 
 
+def check_functions(**functions: object) -> None:
+    for name, value in functions.items():
+        if not callable(value) and (value is not None or name == "forward"):
+            raise ValueError(f"{name} is {value!r}; it must be a function")
+
+
+def check_buffer(buffer: Buffer, distill: float) -> None:
+    """An error if there is nothing, or not enough, in it to finetune on."""
+    if not len(buffer):
+        raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
+    for column, why in (("y", "finetuning needs"), ("logits", f"distill is {distill}, which needs")):
+        if column not in buffer.columns and (column == "y" or distill):
+            raise ValueError(f"{why} the column {column!r}; the buffer has {', '.join(buffer.columns)}")
+
+
 def check_label_shape(y: Tensor, logits: Tensor) -> None:
     """An error if labels are neither classes nor probabilities of classes for such ``logits``."""
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, say output.logits")
     if logits.ndim < 2:
         raise ValueError(f"the network's output has shape {tuple(logits.shape)}; it must be (batch, classes)")
     soft = y.is_floating_point()
@@ -485,6 +505,22 @@ def _check_first(buffer: Buffer, logits: Tensor, loss: Loss | None, distill: flo
         raise ValueError(f"the stored logits have shape {stored}, the network's have {now}; distill needs them equal")
 
 
+def _tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Its parameters and buffers as they are now: a network may put another tensor in a buffer's place."""
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def _put_into(network: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give parameters and buffers these values, a buffer that has another shape by now its former tensor."""
+    now = _tensors(network)
+    for name, value in values.items():
+        if name in now and (now[name].shape, now[name].dtype) == (value.shape, value.dtype):
+            _restore(now, {name: value})
+        else:
+            path, _, own = name.rpartition(".")
+            setattr(network.get_submodule(path), own, value)
+
+
 def _restore(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, value in values.items():
@@ -554,6 +590,8 @@ def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Bu
             bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
             held = ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count)
             advice = f"The buffer holds NaN or infinity: {held}" if held else "Try a smaller lr"
+            if not held and bool((rows["y"] == -100).all(1).any()):
+                advice = "The buffer holds examples without a label (−100), and of such alone there is no loss"
             raise NonFiniteError(
                 f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; "
                 f"the network is as it was before it. {advice}"

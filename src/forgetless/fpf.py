@@ -101,9 +101,7 @@ class FPF:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; it must be an nn.Module")
-        for name, value in (("augment", augment), ("loss", loss), ("forward", forward)):
-            if not callable(value) and (value is not None or name == "forward"):
-                raise ValueError(f"{name} is {value!r}; it must be a function")
+        finetuning.check_functions(augment=augment, loss=loss, forward=forward)
         check_seed(seed)
         self.model = model
         self.every, self.lr, self.distill, self.batch, self.autocast = every, lr, distill, batch, autocast
@@ -122,13 +120,16 @@ class FPF:
         self._where = None if device is None else torch.device(device)
         self._capacity, self._seed, self._group = capacity, seed, process_group
         self._join()
-        self._tracker = Tracker(network, self._selection.tracked, agree=lambda changes: self.processes.mean(changes))
+        self._tracker = Tracker(network, self._selection.tracked, agree=self._mean)
         self._detector = Detector() if detect else None
         self.step = 0
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as told or found
         self._steps_of_window = 0
         self._tracker.start()
+
+    def _mean(self, changes: Tensor) -> Tensor:
+        return self.processes.mean(changes)
 
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
@@ -189,7 +190,7 @@ class FPF:
             why = self._selection.why_not(self._tracker.task_changes())
             warn(
                 f"nothing was finetuned in {self.step} steps: {why}. Call boundary() where the data shifts, make the "
-                "window smaller (a task must have three), lower the threshold, or name the groups; to repair the "
+                "window smaller (a task must have four), lower the threshold, or name the groups; to repair the "
                 "network as it is, forgetless.finetune(model, fpf.buffer, names of tensors)",
                 stacklevel=2,
             )
@@ -266,6 +267,8 @@ class FPF:
             if logits is None:
                 raise ValueError(f"distill is {self.distill}, which needs logits: call observe(x, y, logits)")
             rows["logits"] = logits
+        if not isinstance(logits, Tensor | None):
+            raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, say output.logits")
         self.buffer.check(rows)
         if logits is not None and self.loss is None:
             # Whether they are in range is elsewhere left to the next finetuning: the host would wait.

@@ -96,12 +96,18 @@ def without_reducer(model: nn.Module) -> nn.Module:
 
 
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and every float buffer by name, tied ones once."""
+    """Every parameter and every float buffer by name, tied ones once; not what is no part of the network's state.
+
+    Such buffers (``persistent=False``) are caches, as of positions, whose shape may follow the input's.
+    """
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
-    tensors.update((name, buffer) for name, buffer in network.named_buffers() if buffer.is_floating_point())
+    modules = network.named_modules()
+    caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
+    buffers = ((name, buffer) for name, buffer in network.named_buffers() if name not in caches)
+    tensors.update((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
     return tensors
 
 
@@ -194,13 +200,22 @@ def _head(network: nn.Module, head: str | None) -> str:
     usual = [path for path in linear if _below(path, inside) and _child(path, inside) in HEAD_NAMES]
     if usual:
         return _last_of_chain(network, usual[-1], inside)
-    if linear and layers[-1][0] == linear[-1] and not _in_repeated(network, linear[-1]):
-        return linear[-1]
+    last = linear[-1] if linear and layers[-1][0] == linear[-1] else None
+    if last is not None and not _in_repeated(network, last) and not _feeds_a_matrix(network, last):
+        return last
     raise ValueError(
         f"{type(network).__name__} has no recognisable head: its last layer with parameters is not a linear layer or a "
         "convolution of its own. Name the module of the output layer, head='…', or give the groups, "
         "grouping={group: names}"
     )
+
+
+def _feeds_a_matrix(network: nn.Module, path: str) -> bool:
+    """Whether a module around a layer has a matrix of its own that could be multiplied with what the layer gives."""
+    width = getattr(network.get_submodule(path), "out_features", None)
+    parts = path.split(".") if path else []
+    around = [network.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
+    return any(p.ndim == 2 and width in p.shape for module in around for p in module.parameters(recurse=False))
 
 
 def _last_of_chain(network: nn.Module, path: str, inside: str) -> str:

@@ -76,6 +76,7 @@ class Learner:
         self.parameters: list[Tensor] = []
         self._takes: list[bool] = []
         self._buffer = buffer
+        self._example = torch.zeros(1, *stream.shape, dtype=stream.tasks[0].train.x.dtype)
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
         self.costs: dict[object, int] = {} if costs is None else costs  # FLOPs, of what was counted once
         self._batch_norm = any(isinstance(module, _BatchNorm) for module in network.modules())
@@ -206,6 +207,6 @@ class Learner:
         key = ("example", backward)
         if key not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
-                x = torch.empty(1, *self.shape)
+                x = self.plain(self._example).cpu()
                 self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, x)
         self.ledger.add(phase, self.costs[key], examples)

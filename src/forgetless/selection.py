@@ -33,7 +33,7 @@ class Selection:
         self.threshold = threshold
         self.grouping = derive(network, head) if grouping is None else _partition(network, grouping)
         parameters = dict(network.named_parameters())
-        frozen = {name for name, parameter in parameters.items() if not parameter.requires_grad}
+        frozen = {name for name, parameter in parameters.items() if not (parameter.requires_grad and parameter.numel())}
         # The statistics of a normalisation layer whose weights are frozen stay with them.
         for path, module in network.named_modules():
             own = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
@@ -116,6 +116,8 @@ class Selection:
 
 def _partition(network: nn.Module, grouping: Mapping[str, Collection[str]]) -> Groups:
     """A user's groups, checked: every tensor exists and is in one group only. What is in none stays as it is."""
+    if not isinstance(grouping, Mapping):
+        raise ValueError(f"grouping is {grouping!r}; it must be {{group: names of tensors}}")
     known = float_tensors(network)
     owner: dict[str, str] = {}
     grouping = {group: names if isinstance(names, str) else tuple(names) for group, names in grouping.items()}

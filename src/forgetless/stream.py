@@ -217,6 +217,11 @@ def from_tensors(
     """
     if not 0 < test < 1:
         raise ValueError(f"test is {test}; it must be between 0 and 1")
+    if isinstance(sizes, int):
+        raise ValueError(f"sizes is {sizes}; it must be a list, the number of classes of each task")
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    if y.ndim != 1:
+        raise ValueError(f"y has shape {tuple(y.shape)}; it must hold the class of each example, shape ({len(y)},)")
     labels = y.to(torch.int64)
     if not torch.equal(labels.to(y.dtype), y):
         raise ValueError("y must hold classes, as whole numbers; it holds fractions")

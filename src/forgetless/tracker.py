@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from forgetless import dynamics
 from forgetless.grouping import float_tensors
 
+REPLACED = (
+    ". A network with a layer replaced needs an FPF of its own, made after that; it can take over the examples: "
+    "new.buffer.load_state_dict(old.buffer.state_dict())"
+)
+
 
 class Row(NamedTuple):
     """The changes of all tensors, in the tracker's order, up to the end of this epoch of this task (both from 1)."""
@@ -58,7 +63,7 @@ class Tracker:
         tensors = float_tensors(self._network)
         for name in self.names:
             if name not in tensors:
-                raise ValueError(f"the network no longer has {name}, which is being tracked")
+                raise ValueError(f"the network no longer has {name}, which is being tracked{REPLACED}")
         return {name: tensors[name].detach().clone() for name in self.names}
 
     def start(self) -> None:
@@ -174,6 +179,10 @@ class Detector:
 
 
 def _row(now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
+    for name in before:
+        if now[name].shape != before[name].shape:
+            was, shape = tuple(before[name].shape), tuple(now[name].shape)
+            raise ValueError(f"{name} had shape {was}, now it has {shape}{REPLACED}")
     before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
     values = list(dynamics.changes(now, before).values())
     return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)

@@ -201,8 +201,8 @@ def train(
     state      of ``Run.state_dict``: go on from there; everything else must be as it was
     """
     check_run(
-        stream, method, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer, weight_decay=weight_decay,
-        seed=seed, finetune=finetune,
+        stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer,
+        weight_decay=weight_decay, seed=seed, finetune=finetune,
     )  # fmt: skip
     engine = Engine(
         device,
@@ -228,6 +228,7 @@ def is_own(part: Method | nn.Module) -> bool:
 def check_run(
     stream: Stream,
     method: Method,
+    network: nn.Module,
     *,
     epochs: int,
     batch: int,
@@ -239,6 +240,13 @@ def check_run(
     finetune: Finetune | None,
 ) -> None:
     """An error that names the setting, for anything that could not end well."""
+    kinds = {"stream": (stream, Stream), "method": (method, Method), "network": (network, nn.Module)}
+    for setting, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+            raise ValueError(f"{setting} is {given}; it must be an object of the class {kind.__name__}")
+    if not isinstance(finetune, Finetune | None):
+        raise ValueError(f"finetune is {finetune!r}; it must be Finetune(…), Finetune.k_fpf(…) or None")
     check_whole("epochs", epochs)
     check_whole("batch", batch)
     if replay is not None:

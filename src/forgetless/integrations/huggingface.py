@@ -11,11 +11,13 @@ it is made. A new ``train()`` is a new task. The state of ``fpf`` is written int
 ``forgetless.pt`` (``forgetless1.pt``, … by the other processes), and read when training goes on from it; reading it
 executes nothing.
 
-The buffer holds examples of one shape: pad text to one length (``padding="max_length"``).
+The buffer holds examples of one shape: pad text to one length (``padding="max_length"``). Inputs without a row for
+each example are not kept.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -49,6 +51,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self.fpf, self.labels, self.tasks, self.checkpoint = fpf, labels, tasks, checkpoint
         self._saved = ""  # tells the states of one save from those of others
         self._seen: list[Observed] = []
+        self._columns: set[str] | None = None  # the inputs that are kept, as the first batch shows them
         self._hook: RemovableHandle | None = None
 
     def on_train_begin(
@@ -108,11 +111,16 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         labels = named.get(self.labels)
         if not model.training or not isinstance(labels, Tensor):
             return
-        inputs = {
-            name: value.detach()
-            for name, value in named.items()
-            if name != self.labels and isinstance(value, Tensor) and value.ndim and len(value) == len(labels)
-        }
+        tensors = {n: value.detach() for n, value in named.items() if n != self.labels and isinstance(value, Tensor)}
+        if self._columns is None:
+            self._columns = {name for name, value in tensors.items() if value.ndim and len(value) == len(labels)}
+            if shared := [name for name, value in tensors.items() if value.ndim and name not in self._columns]:
+                warnings.warn(
+                    f"{', '.join(shared)}: not one row for each example, so the buffer does not hold it and a repair "
+                    "calls the network without it; FPF(forward=…) can add it",
+                    stacklevel=2,
+                )
+        inputs = {name: value for name, value in tensors.items() if name in self._columns}
         logits = output.get("logits") if isinstance(output, Mapping) else None
         self._seen.append((inputs, labels.detach(), None if logits is None else logits.detach()))
 
