@@ -349,3 +349,17 @@ def test_what_learns_at_the_end_alone_has_nothing_to_forget_unless_it_is_tested_
     assert tested.accuracy == plain.accuracy
     assert tested.forgetting is not None
     assert tested.anytime[0] > plain.anytime[0]
+
+
+def test_a_method_that_cannot_be_made_says_why(tmp_path, monkeypatch):
+    (tmp_path / "half.py").write_text(
+        "from dataclasses import dataclass\nfrom forgetless.methods import Method\n"
+        "from forgetless.methods.er import ER\n"
+        "@dataclass\nclass Needs(ER):\n    strength: float\n"
+        "class Stepless(Method):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError, match="half:Needs cannot be made: .*'strength'"):
+        build.build_method(resolve("seq-digits", "half:Needs", {})[0])
+    with pytest.raises(ValueError, match="half:Stepless cannot be made: .*step"):
+        build.build_method(resolve("seq-digits", "half:Stepless", {})[0])

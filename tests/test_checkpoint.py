@@ -14,7 +14,7 @@ from forgetless.checkpoint import CheckpointError, Writer, check, check_kept, da
 from forgetless.methods import Method
 from forgetless.storage import Schedule
 from forgetless.training import Ended, Stepped, train, with_seed
-from helpers import small_stream
+from helpers import learner, small_stream
 
 STREAM = small_stream(per_class=30)
 FINETUNE = {
@@ -310,3 +310,19 @@ def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_only_the_last_one_
     ):
         writer.write({"step": 3}, 30, now=True)
     writer.close()
+
+
+def test_a_method_that_holds_a_part_of_the_network_must_say_how_it_is_kept():
+    """Gone on with, it would hold copies, and pull at them."""
+
+    class Holder(catalogue.load("method", "er")):
+        def begin(self, learner):
+            self.held = [parameter.detach() for parameter in learner.network.parameters()]
+
+    one = learner(networks.mlp(6, inputs=4), small_stream())
+    method = Holder()
+    method.begin(one)
+    with pytest.raises(TypeError, match="Holder holds held, a part of the network, of which it would have a copy when"):
+        method.state_dict(one)
+    method.held = [tensor.clone() for tensor in method.held]
+    assert method.state_dict(one)["held"][0].shape == (100, 4)

@@ -38,3 +38,9 @@ def test_what_is_no_number_within_its_limits_is_named(value, limits, said):
 def test_a_seed_is_a_whole_number(value):
     with pytest.raises(ValueError, match=f"seed is {value!r}; it must be a whole number$"):
         check_seed(value)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**62)])
+def test_a_seed_is_one_that_torch_can_begin_from(value):
+    with pytest.raises(ValueError, match=f"order is {value}; it must be between -2\\^62 and 2\\^62"):
+        check_seed(value, "order")

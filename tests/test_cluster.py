@@ -128,7 +128,7 @@ def test_a_run_whose_node_died_for_good_is_tried_by_the_next_sweep(monkeypatch, 
     for _ in range(2):
         started, failed = sweep(plan({**QUICK, "method": "er"}), tmp_path, on="ray")
         assert isinstance(started, Started)
-        assert failed == Failed(started.settings, "RuntimeError: the node is gone", again=False)
+        assert failed == Failed(started.settings, "RuntimeError: the node is gone", again=False, lost=True)
 
 
 def test_a_task_that_fails_itself_is_written_down(monkeypatch, tmp_path):

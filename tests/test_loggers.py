@@ -213,3 +213,8 @@ def test_a_wandb_that_cannot_begin_is_told_in_one_line(monkeypatch):
     monkeypatch.setattr("forgetless.loggers._library", lambda *_: SimpleNamespace(init=refuse))
     with pytest.raises(ValueError, match="wandb could not begin: no API key"):
         list(wandb([]))
+
+
+def test_mlflow_that_cannot_begin_says_so():
+    with pytest.raises(ValueError, match="mlflow could not begin: .*foo://bar"):
+        list(mlflow(run(), "digits", uri="foo://bar"))

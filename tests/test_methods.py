@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from forgetless import networks
+from forgetless import catalogue, networks
 from forgetless.learner import Batch
 from forgetless.methods.agem import AGEM, project
 from forgetless.methods.der import DER
@@ -331,7 +331,7 @@ def test_icarl_predicts_with_its_output_layer_once_that_was_finetuned():
 def test_icarl_says_what_it_needs():
     with pytest.raises(ValueError, match="buffer is 5; .* with 6 classes it must be 6 or more"):
         ICaRL().begin(learner(network(), STREAM, capacity=5))
-    with pytest.raises(TypeError, match="icarl needs a network with features"):
+    with pytest.raises(ValueError, match="icarl needs a network with features"):
         ICaRL().begin(learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 6)), STREAM, capacity=8))
     other = dataclasses.replace(STREAM, tasks=STREAM.tasks[::-1])
     with pytest.raises(ValueError, match="icarl needs classes numbered in the order of the tasks"):
@@ -423,3 +423,22 @@ def test_oewc_with_a_group_frozen_penalises_each_parameter_by_its_own_informatio
         pass
     assert [tuple(p.shape) for p in method.covered] == [tuple(f.shape) for f in method.fisher] == [(6, 8), (6,)]
     assert method.covered[0] is network.fc2.weight
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "match"),
+    [
+        ("derpp", {"alpha": -1.0}, "alpha is -1.0; it must be a finite number of 0 or more"),
+        ("fdr", {"alpha": -1.0}, "alpha is -1.0"),
+        ("oewc", {"fisher_examples": -1}, "fisher_examples is -1; it must be a finite number of 0 or more"),
+        ("mas", {"examples": -5}, "examples is -5"),
+        ("si", {"c": -1.0}, "c is -1.0"),
+        ("mir", {"candidates": 0}, "candidates is 0; it must be a finite number of 1 or more"),
+        ("gdumb", {"cutmix": 5.0}, "cutmix is 5.0; it must be a finite number of 0 or more and 1 or less"),
+        ("gdumb", {"lr_high": -0.05}, "lr_high is -0.05; it must be a finite number above 0"),
+        ("gdumb", {"memory_epochs": -1}, "memory_epochs is -1"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused_when_the_method_is_made(name, given, match):
+    with pytest.raises(ValueError, match=match):
+        catalogue.load("method", name)(**given)

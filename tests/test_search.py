@@ -139,3 +139,35 @@ def test_searches_with_other_seeds_are_kept_beside_each_other(tmp_path):
         files.add(path(tmp_path, found))
     assert all(file.exists() for file in files)
     assert len(files) == 2
+
+
+DEADLY = """
+import os, signal
+from pathlib import Path
+from forgetless.methods.er import ER
+
+class Deadly(ER):
+    def begin(self, learner):
+        lives = Path(__file__).with_name("lives")
+        left = int(lives.read_text())
+        if learner.lr == 0.2 and left:
+            lives.write_text(str(left - 1))
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_point_whose_process_died_is_tried_once_more_and_not_taken_for_a_bad_one(tmp_path, monkeypatch, deaths):
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    (tmp_path / "lives").write_text(str(deaths))
+    monkeypatch.chdir(tmp_path)
+    grid = {"lr": (0.0001, 0.2)}
+    searching = search("seq-digits", "deadly:Deadly", SHARED, grid, tmp_path / "runs", seeds=1, workers=1)
+    if deaths == 1:
+        *_, found = searching
+        assert found.chosen == {"lr": 0.2}
+        assert [len(scores) for _, scores in found.points] == [1, 1]
+    else:
+        with pytest.raises(ValueError, match="a run was lost twice: its process ended with exit code -9. Nothing was"):
+            list(searching)
+        assert not list((tmp_path / "runs").glob("search-*.json"))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -435,3 +436,51 @@ def test_jobs_on_the_cpu_wait_for_none_on_a_gpu_and_are_no_more_at_once_than_wor
     ended = [note.settings.device for note in _here(runs, tmp_path, 2, None, Schedule(None, None))]
     assert ended == ["cpu"] * 4 + ["cuda"] * 4
     assert max(most) == 2
+
+
+def test_an_error_of_a_file_is_not_written_down(tmp_path, monkeypatch):
+    """With the data there, the next call does the run."""
+    monkeypatch.setenv("FORGETLESS_DATA", str(tmp_path / "nowhere"))
+    runs = plan({"stream": "seq-mnist", "method": "sgd"})
+    (failure,) = (note for note in sweep(runs, tmp_path / "runs", workers=1) if isinstance(note, Failed))
+    assert "DataError" in failure.error
+    assert failure.lost
+    assert not error_path(tmp_path / "runs", runs[0].settings).exists()
+
+
+def test_an_error_that_cannot_be_written_down_stops_no_other_run(tmp_path, monkeypatch):
+    def full(values, file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(record, "write_json", full)
+    runs = plan(QUICK | {"method": "er", "lr": [1e20, 0.1]})
+    notes = {note.settings.lr: note for note in sweep(runs, tmp_path, workers=1)}
+    assert "NonFiniteError" in notes[1e20].error
+    assert "error.json be written: [Errno 28]" in notes[1e20].error
+    assert isinstance(notes[0.1], Done)
+
+
+def test_auto_and_all_in_a_list_are_a_range_of_groups():
+    found = plan(QUICK | {"method": "er", "repair": "fpf", "groups": ["auto", "all", ["fc2", "fc3"]]})
+    assert [one.settings.groups for one in found] == ["auto", "all", ("fc2", "fc3")]
+
+
+def test_processes_do_not_outlive_a_sweep_that_was_killed(tmp_path):
+    (tmp_path / "patient.py").write_text(
+        "import os\nfrom pathlib import Path\nfrom forgetless.methods.er import ER\n"
+        "class Patient(ER):\n"
+        "    def end_task(self, learner, task, number):\n"
+        "        Path(__file__).with_name('number').write_text(str(os.getpid()))\n"
+    )
+    (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "patient:Patient"\nepochs = 400\n')
+    code = "from forgetless.cli import main; main()"
+    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "1", "--checkpoint-seconds", "600"]
+    sweeping = subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    number = tmp_path / "number"
+    wait_until(lambda: number.exists() and number.read_text() != "")
+    stat = Path("/proc") / number.read_text() / "stat"
+    sweeping.kill()
+    sweeping.wait()
+    wait_until(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z")
+    (left,) = tmp_path.rglob("checkpoint.safetensors")
+    load(left)  # whole

@@ -517,3 +517,9 @@ def test_tokens_stay_whole_numbers(name):
     method = catalogue.load("method", name)()
     *_, last = train(stream, method, network, epochs=3, batch=10, lr=0.3, buffer=40)
     assert last.result.accuracy_matrix[0][0] > 90  # the numbers tell the classes
+
+
+def test_what_diverges_at_the_end_is_an_error():
+    method = GDumb(memory_epochs=10, lr_high=1e20)
+    with pytest.raises(NonFiniteError, match="in what GDumb does at the end; try a smaller learning rate"):
+        list(train(small_stream(), method, networks.mlp(6, inputs=4), batch=6, buffer=36))

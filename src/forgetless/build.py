@@ -25,6 +25,7 @@ from forgetless.checkpoint import Stop, Stopped
 from forgetless.checks import check_number
 from forgetless.config import NUMBER, SWITCH, WHOLE, Settings
 from forgetless.contract import check
+from forgetless.datasets.files import DataError
 from forgetless.engine import find_device
 from forgetless.finetuning import Finetune
 from forgetless.lanes import Failed, Postponed, interleave
@@ -34,7 +35,7 @@ from forgetless.storage import Schedule, check_folder
 from forgetless.stream import Stream
 from forgetless.training import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
 
-Outcome = tuple[str, str] | None  # of a run: its error and the trace of it, if it failed
+Outcome = tuple[str, str | None] | None  # of a run: its error and the trace of it, if it failed; see ``run_job``
 PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept
 
 
@@ -67,7 +68,11 @@ def build_method(settings: Settings) -> Method:
             hint = nearest(name, [*known, *(f.name for f in fields(Settings))])
             raise ValueError(f"{settings.method} has no setting {name!r}{hint} ({own})")
     _check_options(kind, settings.options)
-    return kind(**settings.options)
+    try:
+        method: Method = kind(**settings.options)
+    except TypeError as error:  # a setting without a value, or a part of the contract that is not written
+        raise ValueError(f"{settings.method} cannot be made: {error}") from error
+    return method
 
 
 def _check_options(kind: type, options: Mapping[str, Any]) -> None:
@@ -401,7 +406,10 @@ Job = Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]  # settings and sour
 
 
 def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tuple[str, Outcome, Record | None]]:
-    """``run_lanes`` for another process: gives the id of each run, its error and trace if it failed, its record."""
+    """``run_lanes`` for another process: gives the id of each run, its error and trace if it failed, its record.
+
+    An error of a file, missing or damaged, has no trace: it says nothing of the run.
+    """
     runs = [Settings.from_dict(settings) for settings, _ in job]
     sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
     if not any(one.device.startswith("cuda") for one in runs):
@@ -410,7 +418,8 @@ def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tupl
         if isinstance(made, Record):
             yield settings.id, None, made
         else:
-            yield settings.id, (f"{type(made.error).__name__}: {made.error}", made.trace), None
+            outside = isinstance(made.error, OSError | DataError | checkpoint.CheckpointError)
+            yield settings.id, (f"{type(made.error).__name__}: {made.error}", None if outside else made.trace), None
 
 
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:

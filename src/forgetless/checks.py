@@ -12,20 +12,26 @@ def check_whole(name: str, value: object) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of 1 or more")
 
 
-def check_seed(value: object) -> None:
-    """An error unless ``value`` is a whole number."""
+def check_seed(value: object, name: str = "seed") -> None:
+    """An error unless ``value`` is a whole number that torch can begin from, also with a little added to it."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"seed is {value!r}; it must be a whole number")
+        raise ValueError(f"{name} is {value!r}; it must be a whole number")
+    if abs(int(value)) >= 2**62:
+        raise ValueError(f"{name} is {value}; it must be between -2^62 and 2^62")
 
 
-def check_number(name: str, value: object, *, above: float | None = None, least: float | None = None) -> None:
-    """An error unless ``value`` is a finite number above ``above``, or of ``least`` or more."""
+def check_number(
+    name: str, value: object, *, above: float | None = None, least: float | None = None, most: float | None = None
+) -> None:
+    """An error unless ``value`` is a finite number above ``above``, or from ``least`` on, and not above ``most``."""
     if (
         isinstance(value, bool)
         or not isinstance(value, Real)
         or not math.isfinite(value)
         or (above is not None and float(value) <= above)
         or (least is not None and float(value) < least)
+        or (most is not None and float(value) > most)
     ):
         limit = f" above {above:g}" if above is not None else f" of {least:g} or more" if least is not None else ""
+        limit += f" and {most:g} or less" if most is not None else ""
         raise ValueError(f"{name} is {value!r}; it must be a finite number{limit}")

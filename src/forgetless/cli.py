@@ -155,8 +155,9 @@ def resume(
     folder = file.parent.resolve()
     ended = folder / "record.json"
     if ended.exists():
+        made = record.read(ended)
         notes.print(f"this run has ended, and has a record already: {ended}", soft_wrap=True)
-        _tell(record.read(ended), ended, as_json=as_json)
+        _tell(made, ended, as_json=as_json)
         return
     if not file.exists():
         raise ValueError(f"there is no checkpoint {file}: a run leaves one every so often, in <records>/<id>")
@@ -345,8 +346,12 @@ def reproduce(
     drawing.check_formats(formats.split(","))
     item = ITEMS[what]
     item.check(what, options)
-    if item.filters and (on != "here" or workers or lanes or retry):
-        raise ValueError(f"{what} is one run, in this process: --on, --workers, --lanes and --retry say nothing for it")
+    own = (on, workers, lanes, retry, checkpoint_seconds, checkpoint_steps) == ("here", None, None, False, 60.0, 0)
+    if item.filters and not own:
+        raise ValueError(
+            f"{what} is one run, in this process, which leaves no checkpoints: --on, --workers, --lanes, --retry and "
+            "--checkpoint-… say nothing for it"
+        )
     lines = item.lines(options)
     runs = reproducing.runs(lines)
     remarks = said(options, lines)
@@ -669,7 +674,8 @@ class _Progress:
             if isinstance(note, Failed):
                 self.failed += 1
                 name = f"{settings.label}, seed {settings.seed} ({settings.id})"
-                notes.print(f"failed: {name}: {note.error}", highlight=False, markup=False, soft_wrap=True)
+                earlier = " (in an earlier call; --retry tries it again)" if note.again else ""
+                notes.print(f"failed: {name}: {note.error}{earlier}", highlight=False, markup=False, soft_wrap=True)
             elif note.again:
                 self.here += 1
             else:

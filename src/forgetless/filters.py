@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from forgetless import dynamics, record
 from forgetless.build import make_record, start
 from forgetless.record import Record
+from forgetless.storage import check_folder
 from forgetless.sweep import Planned
 from forgetless.training import Ended, EpochEnded
 
@@ -27,6 +28,7 @@ def measure(run: Planned, out: Path) -> Record:
     file = record.path(out, run.settings)
     if file.exists() and "filters" in (found := record.read(file)).details:
         return found
+    check_folder(out)
     events = start(run.settings)
     watch = _Watch(events.network)
     for event in events:

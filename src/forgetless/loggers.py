@@ -107,10 +107,13 @@ def mlflow(
 
     @contextmanager
     def opened() -> Iterator[Log]:
-        client = library.MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name(experiment)
-        number = client.create_experiment(experiment) if found is None else found.experiment_id
-        run = client.create_run(number, run_name=name).info.run_id
+        try:
+            client = library.MlflowClient(tracking_uri=uri)
+            found = client.get_experiment_by_name(experiment)
+            number = client.create_experiment(experiment) if found is None else found.experiment_id
+            run = client.create_run(number, run_name=name).info.run_id
+        except Exception as error:  # its own errors, which are of several kinds: no such store, no server
+            raise ValueError(f"mlflow could not begin: {error}") from error
         status = "FAILED"
         try:
             for setting, value in (settings or {}).items():

@@ -107,9 +107,12 @@ def _check(made: Record) -> None:
 def of(out: Path, settings: Settings) -> Record:
     """The record of a run; an error if the file in its place is none, or that of another."""
     file = path(out, settings)
-    made = read(file)
-    if made.id != settings.id:
-        raise ValueError(f"{file} is the record of another run, {made.id}")
+    try:
+        made = read(file)
+        if made.id != settings.id:
+            raise ValueError(f"{file} is the record of another run, {made.id}")
+    except ValueError as error:
+        raise ValueError(f"{error}; remove it to do the run again") from None
     return made
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -134,10 +134,7 @@ def search(
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
         alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
         runs = {number: planned(points[number], seed, validation=True) for number in alive}
-        errors = []
-        for note in sweep(list(runs.values()), out, **how):
-            errors += [note.error] if isinstance(note, Failed) else []
-            yield note
+        errors = yield from _done(list(runs.values()), out, how)
         for number, one in runs.items():
             if (made_ := record.find(out, one.settings)) is not None:
                 scores[number].append(made_.accuracy)
@@ -146,10 +143,7 @@ def search(
             raise ValueError(f"every point of the grid failed, the first with: {errors[0]}; {AGAIN}")
     best = max(alive, key=lambda number: score(scores[number]))
     finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
-    errors = []
-    for note in sweep(finals, out, **how):
-        errors += [note.error] if isinstance(note, Failed) else []
-        yield note
+    errors = yield from _done(finals, out, how)
     made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
     if not made:
         raise ValueError(f"the chosen point failed on all training images, the first seed with: {errors[0]}; {AGAIN}")
@@ -162,6 +156,27 @@ def search(
     )  # fmt: skip
     record.write_json(found.to_dict(), path(out, found))
     yield found
+
+
+def _done(runs: list[Planned], out: Path, how: dict[str, Any]) -> Generator[Started | Done | Failed, None, list[str]]:
+    """Do runs, those that were lost once more; gives the errors. One that is lost again says nothing of its point.
+
+    So nothing is chosen then: an error ends the search, and the same call goes on with it.
+    """
+    errors: list[str] = []
+    lost: list[Planned] = []
+    for note in sweep(runs, out, **how):
+        if isinstance(note, Failed) and note.lost:
+            lost += [one for one in runs if one.settings.id == note.settings.id]
+            continue
+        errors += [note.error] if isinstance(note, Failed) else []
+        yield note
+    for note in sweep(lost, out, **how) if lost else ():
+        if isinstance(note, Failed) and note.lost:
+            raise ValueError(f"a run was lost twice: {note.error}. Nothing was chosen; the same call goes on")
+        errors += [note.error] if isinstance(note, Failed) else []
+        yield note
+    return errors
 
 
 def path(out: Path, found: Found) -> Path:

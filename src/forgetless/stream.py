@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetless.checks import check_seed
+
 
 @dataclass(frozen=True)
 class Split:
@@ -153,6 +155,7 @@ def split_by_class(
     if order is None:
         order = range(classes)
     elif isinstance(order, int):
+        check_seed(order, "order")
         order = torch.randperm(classes, generator=torch.Generator().manual_seed(order)).tolist()
     if sorted(order) != list(range(classes)):
         raise ValueError(f"order is {list(order)}; it must name each of the classes 0 to {classes - 1} once")

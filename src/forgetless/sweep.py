@@ -1,7 +1,7 @@
 """Many runs, here or on a cluster: what has a record is not done again, and a run that fails stops no other.
 
-A sweep is a TOML file; every list is a range of the product, and each ``[[runs]]`` a product of its own, which takes
-the settings above it:
+A sweep is a TOML file; every list is a range of the product (of groups, freeze and order, which may be lists
+themselves, a list of lists), and each ``[[runs]]`` a product of its own, which takes the settings above it:
 
     stream = "seq-digits"
     seeds = 3                       # 0, 1, 2; or seed = [0, 5]
@@ -29,6 +29,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,20 +38,25 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forgetless import record
 from forgetless.checks import check_whole
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule, check_folder
 
+if TYPE_CHECKING:
+    from forgetless.checkpoint import Stop
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
 PLACES = ("here", "ray")
-AGAIN = "the same call tries what was lost with its process, and with retry (--retry) what left an error.json too"
+AGAIN = (
+    "the same call tries what was lost with its process or for a file, and with retry (--retry) what left an "
+    "error.json too"
+)
 PATIENCE = 30  # seconds that processes are given to leave checkpoints, when a sweep is stopped
 LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a range of them is a list of lists
 
@@ -77,6 +83,7 @@ class Failed:
     settings: Settings
     error: str
     again: bool  # whether it failed in an earlier sweep, and was not tried again
+    lost: bool = False  # through no fault of its settings: the same call tries it again
 
 
 def read_plan(file: Path) -> list[Planned]:
@@ -125,7 +132,8 @@ def _product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             check_whole("seeds", value)
             ranges["seed"] = list(range(value))
         elif name in LISTS and isinstance(value, list):
-            ranges[name] = [_tuple(v) for v in value] if any(isinstance(v, list) for v in value) else [tuple(value)]
+            several = any(isinstance(v, list) or v in ("auto", "all") for v in value)
+            ranges[name] = [_tuple(v) for v in value] if several else [tuple(value)]
         else:
             ranges[name] = value if isinstance(value, list) else [value]
         if not ranges.get(name, [0]):
@@ -174,7 +182,7 @@ def sweep(
                 record.of(out, one.settings)
                 yield Done(one.settings, again=True)
             except (ValueError, OSError) as error:
-                yield Failed(one.settings, f"{error}; remove it to do the run again", again=True)
+                yield Failed(one.settings, str(error), again=False)
         elif error_path(out, one.settings).exists() and not retry:
             yield Failed(one.settings, _read_error(error_path(out, one.settings)), again=True)
         else:
@@ -188,7 +196,8 @@ def sweep(
 def _note(one: Planned, out: Path, error: tuple[str, str | None] | None) -> Done | Failed:
     """What became of a run, an error written down beside where its record would be.
 
-    An error without a trace is the death of its process or node, which is not written down: the next call does the run.
+    An error without a trace is the death of its process or node, or that of a file. It says nothing of the run, and is
+    not written down: the next call does it.
     """
     settings = one.settings
     file = error_path(out, settings)
@@ -198,9 +207,12 @@ def _note(one: Planned, out: Path, error: tuple[str, str | None] | None) -> Done
         return Done(settings, again=False)
     message, trace = error
     if trace is None:
-        return Failed(settings, message, again=False)
+        return Failed(settings, message, again=False, lost=True)
     values = {"id": settings.id, "label": settings.label, "settings": settings.to_dict(), "error": message}
-    record.write_json({**values, "trace": trace}, file)
+    try:
+        record.write_json({**values, "trace": trace}, file)
+    except OSError as unwritten:  # no room, say: the other runs go on
+        return Failed(settings, f"{message}; nor could {file} be written: {unwritten}", again=False)
     return Failed(settings, message, again=False)
 
 
@@ -425,6 +437,7 @@ def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedul
 
     stop = Stop()
     stop.listen(interrupts=False)  # the parent sends SIGTERM
+    threading.Thread(target=_outlive, args=(stop,), daemon=True).start()
     streams: dict[Any, Any] = {}  # those of the last jobs, which mostly are the next one's too
 
     def say_started(settings: Settings) -> None:
@@ -439,6 +452,14 @@ def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedul
                 connection.send((name, False, error))
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return  # the sweep was stopped
+
+
+def _outlive(stop: Stop) -> None:
+    """Where the parent was killed, and cannot say so: leave a checkpoint, and end."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        stop.since = stop.since or time.monotonic()
 
 
 def _read_error(file: Path) -> str:

@@ -406,10 +406,21 @@ class _Training:
             _freeze(unwrap(self.network), self.frozen)
             self.learner.take_parameters()
         if last:
-            self.method.finish(self.learner)
+            self._finish()
         else:
             self.repair.tracker.boundary()
         self.seconds["train"] += time.perf_counter() - at
+
+    def _finish(self) -> None:
+        """What the method does at the end, which no loss tells of."""
+        if type(self.method).finish is Method.finish:
+            return
+        self.method.finish(self.learner)
+        if not all(bool(parameter.isfinite().all()) for parameter in self.network.parameters()):
+            raise finetuning.NonFiniteError(
+                f"the weights became infinite or NaN in what {type(self.method).__name__} does at the end; "
+                "try a smaller learning rate"
+            )
 
     def _as_if_over(self, number: int) -> Generator[Event, None, Accuracies]:
         """The accuracies that an end of the stream after this task would have given; the run is left as it was."""
@@ -419,7 +430,7 @@ class _Training:
         weights = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
         gathered = copied(method.state_dict(learner)) if finishes else {}
         numbers, spent, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
-        method.finish(learner)
+        self._finish()
         if self.settings is not None:
             yield from self.repair.run(self.step, number + 1, self.epochs)
         self.seconds["evaluate"] += time.perf_counter() - at

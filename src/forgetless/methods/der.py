@@ -20,7 +20,7 @@ from forgetless.methods.method import Method, setting
 class DER(Method):
     memory: ClassVar[str] = "reservoir"
     columns: ClassVar[tuple[str, ...]] = ("logits",)
-    alpha: float = setting(0.3, "α, weight of the distance to the stored logits")
+    alpha: float = setting(0.3, "α, weight of the distance to the stored logits", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):

@@ -20,8 +20,8 @@ from forgetless.methods.method import Method, setting
 class DERpp(Method):
     memory: ClassVar[str] = "reservoir"
     columns: ClassVar[tuple[str, ...]] = ("logits",)
-    alpha: float = setting(0.1, "α, weight of the distance to the stored logits")
-    beta: float = setting(0.5, "β, weight of the loss on the stored labels")
+    alpha: float = setting(0.1, "α, weight of the distance to the stored logits", least=0)
+    beta: float = setting(0.5, "β, weight of the loss on the stored labels", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):

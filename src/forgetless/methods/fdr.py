@@ -25,7 +25,7 @@ from forgetless.stream import Task
 class FDR(Method):
     memory: ClassVar[str] = "own"
     columns: ClassVar[tuple[str, ...]] = ("logits", "task")
-    alpha: float = setting(0.3, "α, weight of the distance to the stored outputs")
+    alpha: float = setting(0.3, "α, weight of the distance to the stored outputs", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):

@@ -29,10 +29,10 @@ from forgetless.methods.method import Method, setting
 class GDumb(Method):
     memory: ClassVar[str] = "balanced"
     tells_sensitivity: ClassVar[bool] = False
-    memory_epochs: int = setting(256, "epochs over the memory")
-    lr_high: float = setting(0.05, "highest learning rate")
-    lr_low: float = setting(0.0005, "lowest learning rate")
-    cutmix: float = setting(0.5, "probability of CutMix for a batch")
+    memory_epochs: int = setting(256, "epochs over the memory", least=1)
+    lr_high: float = setting(0.05, "highest learning rate", above=0)
+    lr_low: float = setting(0.0005, "lowest learning rate", least=0)
+    cutmix: float = setting(0.5, "probability of CutMix for a batch", least=0, most=1)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.zeros((), device=learner.device), {}

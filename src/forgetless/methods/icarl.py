@@ -37,7 +37,7 @@ class ICaRL(Method):
 
     def begin(self, learner: Learner) -> None:
         if not callable(getattr(learner.network, "features", None)):
-            raise TypeError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
+            raise ValueError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
         if learner.buffer.capacity < learner.classes:
             raise ValueError(
                 f"buffer is {learner.buffer.capacity}; icarl keeps as many exemplars of each class, so with "

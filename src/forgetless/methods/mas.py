@@ -27,8 +27,8 @@ from forgetless.stream import Task
 @final
 @dataclass
 class MAS(Method):
-    penalty: float = setting(0.1, "λ, weight of the penalty")
-    examples: int = setting(0, "examples of a task its importance is taken over; 0: all of them")
+    penalty: float = setting(0.1, "λ, weight of the penalty", least=0)
+    examples: int = setting(0, "examples of a task its importance is taken over; 0: all of them", least=0)
     importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # of each parameter of the network
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
 

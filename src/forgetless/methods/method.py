@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, fields, is_dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from forgetless.checks import check_number
 from forgetless.learner import Batch, Learner
 from forgetless.stream import Split, Task
 
@@ -32,6 +33,13 @@ class Method(ABC):
     scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
     joint: ClassVar[bool] = False
     tells_sensitivity: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """An error for a setting out of its range."""
+        own: Any = self  # a dataclass, as the class itself is not
+        for one in fields(own) if is_dataclass(own) else ():
+            if bounds := one.metadata.get("bounds"):
+                check_number(one.name, getattr(self, one.name), **bounds)
 
     def begin(self, learner: Learner) -> None:  # noqa: B027
         """Before anything else in a run: take what is needed of the learner, refuse a network it cannot train.
@@ -74,6 +82,11 @@ class Method(ABC):
         """
         for name, value in vars(self).items():
             for part in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(part, Tensor) and _is_part(part, learner.network):
+                    raise TypeError(
+                        f"{type(self).__name__} holds {name}, a part of the network, of which it would have a copy "
+                        "when it goes on: take it from learner.network, or write state_dict and load_state_dict"
+                    )
                 if not (part is None or isinstance(part, bool | int | float | str | Tensor)):
                     raise TypeError(
                         f"{type(self).__name__} holds {name}, a {type(part).__name__}, which a checkpoint cannot keep; "
@@ -95,12 +108,18 @@ def _here(value: Any, learner: Learner) -> Any:
     return [_here(part, learner) for part in value] if isinstance(value, list | tuple) else value
 
 
+def _is_part(tensor: Tensor, network: nn.Module) -> bool:
+    """Whether it shares memory with a parameter or buffer of the network."""
+    own = {one.untyped_storage().data_ptr() for one in (*network.parameters(), *network.buffers())}
+    return bool(tensor.numel()) and tensor.untyped_storage().data_ptr() in own
+
+
 def sample(split: Split, size: int, learner: Learner) -> Split:
     """``size`` examples of a split without replacement, or all if there are fewer."""
     rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
     return split.of(rows)
 
 
-def setting(default: Any, help: str) -> Any:
-    """A field of a method that is one of its settings, with a line of help."""
-    return field(default=default, metadata={"help": help})
+def setting(default: Any, help: str, **bounds: float) -> Any:
+    """A field of a method that is one of its settings: a line of help, and its range (above, least, most)."""
+    return field(default=default, metadata={"help": help, "bounds": bounds})

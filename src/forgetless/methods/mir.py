@@ -28,7 +28,9 @@ from forgetless.methods.method import Method, setting
 @dataclass
 class MIR(Method):
     memory: ClassVar[str] = "reservoir"
-    candidates: int = setting(50, "examples drawn from the buffer, of which the most interfered with are replayed")
+    candidates: int = setting(
+        50, "examples drawn from the buffer, of which the most interfered with are replayed", least=1
+    )
 
     def begin(self, learner: Learner) -> None:
         if self.candidates < learner.replay_size:

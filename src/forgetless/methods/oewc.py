@@ -26,9 +26,11 @@ from forgetless.stream import Task
 @final
 @dataclass
 class OnlineEWC(Method):
-    penalty: float = setting(10.0, "λ, weight of the penalty")
-    gamma: float = setting(1.0, "γ, how much of the older Fisher information is kept")
-    fisher_examples: int = setting(0, "examples of a task its Fisher information is taken over; 0: all of them")
+    penalty: float = setting(10.0, "λ, weight of the penalty", least=0)
+    gamma: float = setting(1.0, "γ, how much of the older Fisher information is kept", least=0)
+    fisher_examples: int = setting(
+        0, "examples of a task its Fisher information is taken over; 0: all of them", least=0
+    )
     covered: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the parameters of these two
     fisher: list[Tensor] = field(default_factory=list, init=False, repr=False)
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)

@@ -27,13 +27,14 @@ from forgetless.stream import Task
 @final
 @dataclass
 class SI(Method):
-    c: float = setting(0.5, "c, weight of the penalty")
+    c: float = setting(0.5, "c, weight of the penalty", least=0)
     xi: float = setting(1.0, "ξ, keeps the importance of weights that hardly move finite")
     path: list[Tensor] = field(default_factory=list, init=False, repr=False)  # ω, of each parameter of the network
     importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω
     anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*, also where the task began
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.xi > 0:
             raise ValueError(
                 f"xi is {self.xi!r}; it must be above 0, since weights that did not move are divided by it"
