@@ -97,5 +97,5 @@ TRANSFORMER_NOTES = [
     "  record: on the ViT, pretrained on the turning alone, S_g lay between 0.7 and 1.5 for all groups, and k-FPF's threshold took all",
     "  of them; at a rate of 0.0002 no shift was found from the changes (`boundary()` tells them then); on the BERT, at a rate of 0.0005,",
     "  FPF gained nothing.",
-    "- Tasks shorter than three windows (`window`, 20 steps) are not told apart by their changes; make it smaller, or call `boundary()`.",
+    "- Tasks shorter than four windows (`window`, 20 steps) are not told apart by their changes; make it smaller, or call `boundary()`.",
 ]
