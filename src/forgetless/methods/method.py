@@ -80,9 +80,12 @@ class Method(ABC):
 
         A method that holds anything else, a network or references to parameters, writes this and ``load_state_dict``.
         """
+        of_network: set[int] = set()
         for name, value in vars(self).items():
             for part in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(part, Tensor) and _is_part(part, learner.network):
+                if isinstance(part, Tensor):
+                    of_network = of_network or _memory(learner.network)
+                if isinstance(part, Tensor) and part.numel() and part.untyped_storage().data_ptr() in of_network:
                     raise TypeError(
                         f"{type(self).__name__} holds {name}, a part of the network, of which it would have a copy "
                         "when it goes on: take it from learner.network, or write state_dict and load_state_dict"
@@ -108,10 +111,9 @@ def _here(value: Any, learner: Learner) -> Any:
     return [_here(part, learner) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _is_part(tensor: Tensor, network: nn.Module) -> bool:
-    """Whether it shares memory with a parameter or buffer of the network."""
-    own = {one.untyped_storage().data_ptr() for one in (*network.parameters(), *network.buffers())}
-    return bool(tensor.numel()) and tensor.untyped_storage().data_ptr() in own
+def _memory(network: nn.Module) -> set[int]:
+    """Where the parameters and buffers of a network are."""
+    return {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
 
 
 def sample(split: Split, size: int, learner: Learner) -> Split:
