@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forgetless.config import Settings, resolve
+from forgetless import catalogue
+from forgetless.config import FLOATS, Settings, resolve
 
 
 def test_given_settings_win_over_presets_and_both_say_where_they_come_from():
@@ -142,3 +143,20 @@ def test_an_unknown_setting_is_answered_with_the_nearest():
 def test_settings_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         resolve("seq-digits", "er", {})[0].lr = 3
+
+
+def test_a_number_given_with_or_without_its_fraction_is_one_run():
+    one, other = (resolve("seq-digits", "derpp", {"alpha": value})[0] for value in (1, 1.0))
+    assert one.id == other.id
+    assert one.options["alpha"] == 1.0
+    assert resolve("seq-digits", "oewc", {"fisher_examples": 5})[0].options["fisher_examples"] == 5
+
+
+def test_the_numbers_with_fractions_among_the_methods_settings_are_these():
+    kinds: dict[str, set[str]] = {"float": set(), "int": set()}
+    for method in catalogue.METHODS:
+        for one in dataclasses.fields(catalogue.load("method", method)):
+            if one.init and one.type in kinds:
+                kinds[one.type].add(one.name)
+    assert kinds["float"] == set(FLOATS)
+    assert not kinds["int"] & set(FLOATS)

@@ -132,13 +132,15 @@ _KINDS: dict[str, Kind] = {
     ),
     "freeze": (lambda value: _is_word(value) or _are(value, _is_word), _list, "groups"),
 }
+# Own settings of the methods here that are numbers with fractions; known without importing them.
+FLOATS = ("alpha", "beta", "penalty", "gamma", "c", "xi", "s_max", "keep", "lr_high", "lr_low", "cutmix")
 _OPEN = ("every", "steps", "ft_lr", "groups", "threshold", "order")  # may be None
 
 
 def _typed(name: str, value: Any) -> Any:
     """A setting's value in its type, so that 1 and 1.0 have one id; an error if it is of another.
 
-    A method's own settings, ``options``, are taken as they are given; ``build`` checks them.
+    A method's own settings are taken as they are given, but for the numbers of those here; ``build`` checks them.
     """
     if value is None and name in _OPEN:
         return None
@@ -160,6 +162,9 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
         if name in given:
             raise ValueError(f"{name} is {given[name]!r}, but no option: stream and method are the first two words")
     given = {name: _typed(name, value) if name in own else value for name, value in given.items()}
+    for name in FLOATS if method in METHODS else ():
+        if _is_whole(given.get(name)):
+            given[name] = float(given[name])
     repair = given.get("repair", "none")
     if repair not in REPAIRS:
         raise ValueError(f"repair is {repair!r}; it must be one of {', '.join(REPAIRS)}")
