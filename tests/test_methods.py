@@ -391,7 +391,7 @@ def test_gdumb_trains_on_its_memory_alone():
             mine.buffer.add({"x": x, "y": y})
     assert all(torch.equal(p, start) for p, start in zip(model.parameters(), before, strict=True))
     assert mine.buffer["y"].bincount().tolist() == [4] * 6
-    method.finish(mine)
+    list(method.finish(mine))
     right = model(inputs(mine.buffer["x"])).argmax(1) == mine.buffer["y"]
     assert right.float().mean() > 0.8
 

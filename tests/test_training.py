@@ -515,7 +515,8 @@ def test_tokens_stay_whole_numbers(name):
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Embedding(32, 8), torch.nn.Flatten(), torch.nn.Linear(48, 4))
     method = catalogue.load("method", name)()
-    *_, last = train(stream, method, network, epochs=3, batch=10, lr=0.3, buffer=40)
+    finetune = Finetune(groups=("head",), steps=3, lr=1e-6, batch=10)
+    *_, last = train(stream, method, network, epochs=3, batch=10, lr=0.3, buffer=40, finetune=finetune)
     assert last.result.accuracy_matrix[0][0] > 90  # the numbers tell the classes
 
 
@@ -523,3 +524,28 @@ def test_what_diverges_at_the_end_is_an_error():
     method = GDumb(memory_epochs=10, lr_high=1e20)
     with pytest.raises(NonFiniteError, match="in what GDumb does at the end; try a smaller learning rate"):
         list(train(small_stream(), method, networks.mlp(6, inputs=4), batch=6, buffer=36))
+
+
+@pytest.mark.parametrize("anytime", [False, True])
+def test_a_run_may_stop_inside_what_gdumb_does_at_the_end(anytime):
+    def start(state=None):
+        network = with_seed(lambda: networks.mlp(6, inputs=4), 0)
+        method = GDumb(memory_epochs=5)
+        return train(
+            small_stream(), method, network, batch=6, buffer=36, finetune=Finetune(groups=("fc3",), steps=3, batch=12),
+            anytime=anytime, seed=1, state=state,
+        )  # fmt: skip
+
+    whole, states = start(), []
+    for event in whole:
+        state = whole.state_dict()
+        if isinstance(event, Stepped) and state is not None and state["finishing"]:
+            states.append(state)
+    assert len(states) == 5
+    for state in states:
+        again = start(state)
+        *_, last = again
+        assert last.result.accuracy_matrix == event.result.accuracy_matrix
+        assert last.result.flops == event.result.flops
+        for one, other in zip(again.network.parameters(), whole.network.parameters(), strict=True):
+            assert torch.equal(one, other)

@@ -115,6 +115,10 @@ class Learner:
         """Images to inputs, as in testing."""
         return self._prepare.plain(x.to(self.device, non_blocking=True))
 
+    def blank(self, examples: int) -> Tensor:
+        """So many inputs of nothing, on the CPU, to count with."""
+        return self.plain(self._example.expand(examples, *self.shape)).cpu()
+
     def forward(self, x: Tensor) -> Tensor:
         """What the network gives for inputs, in the run's precision."""
         return self.engine.forward(self.network, x)
@@ -207,6 +211,5 @@ class Learner:
         key = ("example", backward)
         if key not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
-                x = self.plain(self._example).cpu()
-                self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, x)
+                self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, self.blank(1))
         self.ledger.add(phase, self.costs[key], examples)

@@ -309,6 +309,7 @@ class _Training:
         self.losses: list[tuple[int, int, float]] = []
         self.finetunings: list[Repaired] = []
         self.waits: dict[str, Tensor] | None = None  # what the buffer is to take once the finetuning under way is done
+        self.finishing = False  # whether it is between two parts of what the method does at the end
         self.trained = False  # whether the run goes on from where its training was over
         self.before: tuple[float, ...] | None = None  # accuracies before the finetuning at the end
         self.seconds = {"train": 0.0, "finetune": 0.0, "evaluate": 0.0, "total": 0.0}
@@ -376,8 +377,9 @@ class _Training:
         for number in range(self.number, len(self.tasks)):
             last = number == len(self.tasks) - 1
             if not self.trained:
-                yield from self._train_on(number)
-                self._end_task(number, last=last)
+                if not self.finishing:
+                    yield from self._train_on(number)
+                yield from self._end_task(number, last=last)
             if last and self.settings is not None:
                 if self.before is None:
                     self.before = tuple(self._evaluate().class_il)
@@ -399,23 +401,29 @@ class _Training:
         self.seconds["total"] += time.perf_counter() - self._began
         yield Ended(self._result())
 
-    def _end_task(self, number: int, *, last: bool) -> None:
-        at = time.perf_counter()
-        self.method.end_task(self.learner, self.tasks[number], number)
-        if number == 0 and self.frozen:
-            _freeze(unwrap(self.network), self.frozen)
-            self.learner.take_parameters()
+    def _end_task(self, number: int, *, last: bool) -> Generator[Event]:
+        self._epoch_since = time.perf_counter(), self.seconds["finetune"]
+        if not self.finishing:
+            self.method.end_task(self.learner, self.tasks[number], number)
+            if number == 0 and self.frozen:
+                _freeze(unwrap(self.network), self.frozen)
+                self.learner.take_parameters()
         if last:
-            self._finish()
+            yield from self._finish(number, stops=True)
         else:
             self.repair.tracker.boundary()
-        self.seconds["train"] += time.perf_counter() - at
+        self.seconds, self._epoch_since = self._seconds(), None
 
-    def _finish(self) -> None:
-        """What the method does at the end, which no loss tells of."""
+    def _finish(self, number: int, *, stops: bool) -> Generator[Event]:
+        """What the method does at the end; with ``stops`` the run may stop between its parts. No loss tells of it."""
         if type(self.method).finish is Method.finish:
             return
-        self.method.finish(self.learner)
+        parts = self.method.finish(self.learner)
+        for _ in parts if isinstance(parts, Iterator) else ():
+            self.finishing = self.resumable = stops
+            yield Stepped(self.step, number + 1, self.epochs)
+            self.resumable = False
+        self.finishing = False
         if not all(bool(parameter.isfinite().all()) for parameter in self.network.parameters()):
             raise finetuning.NonFiniteError(
                 f"the weights became infinite or NaN in what {type(self.method).__name__} does at the end; "
@@ -430,7 +438,7 @@ class _Training:
         weights = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
         gathered = copied(method.state_dict(learner)) if finishes else {}
         numbers, spent, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
-        self._finish()
+        yield from self._finish(number, stops=False)
         if self.settings is not None:
             yield from self.repair.run(self.step, number + 1, self.epochs)
         self.seconds["evaluate"] += time.perf_counter() - at
@@ -595,9 +603,10 @@ class _Training:
             "tracker": self.repair.tracker.state_dict(),
             "chosen": None if self.repair.selection.fixed else self.repair.selection.chosen,
             "finetuned": self.learner.finetuned,
-            "feed": None if self.feed is None else self.feed.state_dict(),  # None: in the finetuning at the end
+            "feed": None if self.feed is None else self.feed.state_dict(),  # None: at the end
             "finetuning": self.repair.state_dict(),
             "waits": copied(self.waits),
+            "finishing": self.finishing,
             "before": self.before,
             "ledger": self.learner.ledger.state_dict(),
             "engine": self.engine.state_dict(),
@@ -614,7 +623,8 @@ class _Training:
         self.network.load_state_dict(state["network"])
         self.trained = state["before"] is not None
         self.before = tuple(state["before"]) if self.trained and self.settings is not None else None
-        if self.frozen and (self.number > 0 or self.trained):
+        self.finishing = state.get("finishing", False)  # states of before 0.11 have none
+        if self.frozen and (self.number > 0 or self.trained or self.finishing):
             _freeze(unwrap(self.network), self.frozen)
             self.learner.take_parameters()
         if self.buffer is not None:
@@ -755,7 +765,7 @@ class Repair:
         key, costs = ("finetune", chosen, size), self._learner.costs
         if key not in costs:
             with finetuning.only(self._network, chosen):
-                costs[key] = training_flops(self._network, torch.empty(size, *self._learner.shape))
+                costs[key] = training_flops(self._network, self._learner.blank(size))
         return costs[key]
 
 

@@ -12,7 +12,8 @@ is computed from them (forgetting, transfer) says nothing, unless the run is one
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, final
 
@@ -33,18 +34,23 @@ class GDumb(Method):
     lr_high: float = setting(0.05, "highest learning rate", above=0)
     lr_low: float = setting(0.0005, "lowest learning rate", least=0)
     cutmix: float = setting(0.5, "probability of CutMix for a batch", least=0, most=1)
+    epoch: int = field(default=0, init=False, repr=False)  # of those over the memory, made
+    numbers: Tensor | None = field(default=None, init=False, repr=False)  # the state of the host's random ones then
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.zeros((), device=learner.device), {}
 
-    def finish(self, learner: Learner) -> None:
+    def finish(self, learner: Learner) -> Iterator[None]:
         device = learner.device
-        seed = int(torch.randint(2**31, (), generator=learner.generator, device=device))
-        host = torch.Generator().manual_seed(seed)
+        host = torch.Generator()
+        if self.numbers is None:
+            host.manual_seed(int(torch.randint(2**31, (), generator=learner.generator, device=device)))
+        else:
+            host.set_state(self.numbers.cpu())
         place = torch.zeros(learner.batch, dtype=torch.int64, device=device)
         rate = torch.zeros((), device=device)
         box = torch.zeros(3, device=device)
-        for epoch in range(self.memory_epochs):
+        for epoch in range(self.epoch, self.memory_epochs):
             rate.fill_(learning_rate(epoch, self.lr_high, self.lr_low))
             order = torch.randperm(len(learner.buffer), generator=learner.generator, device=device)
             for rows in learner.batches(order):
@@ -55,6 +61,9 @@ class GDumb(Method):
                 key = ("train", len(rows), mixes)
                 fit = partial(self._fit, learner, place[: len(rows)], rate, box if mixes else None)
                 learner.counted("train", len(rows), partial(learner.engine.call, key, fit))
+            self.epoch, self.numbers = epoch + 1, host.get_state()
+            yield
+        self.epoch, self.numbers = 0, None
 
     def _fit(self, learner: Learner, rows: Tensor, rate: Tensor, box: Tensor | None) -> None:
         x, y = learner.buffer["x"].index_select(0, rows), learner.buffer["y"].index_select(0, rows)

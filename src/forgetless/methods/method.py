@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field, fields, is_dataclass
 from typing import Any, ClassVar
 
@@ -57,8 +57,13 @@ class Method(ABC):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:  # noqa: B027
         """After the last step of a task (``number`` from 0): consolidate, or write the memory."""
 
-    def finish(self, learner: Learner) -> None:  # noqa: B027
-        """After the last task, before any finetuning at the end."""
+    def finish(self, learner: Learner) -> Iterator[None] | None:
+        """After the last task, before any finetuning at the end.
+
+        What takes long yields between its parts: there a run can stop. To go on, ``finish`` is called anew, and begins
+        where the method's state says that it was.
+        """
+        return None
 
     def draws(self, learner: Learner) -> int:
         """The most examples a step draws from the buffer at a time, on which its cost depends."""
