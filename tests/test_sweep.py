@@ -472,7 +472,7 @@ def test_processes_do_not_outlive_a_sweep_that_was_killed(tmp_path):
         "    def end_task(self, learner, task, number):\n"
         "        Path(__file__).with_name('number').write_text(str(os.getpid()))\n"
     )
-    (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "patient:Patient"\nepochs = 400\n')
+    (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "patient:Patient"\nepochs = 150\n')
     code = "from forgetless.cli import main; main()"
     call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "1", "--checkpoint-seconds", "600"]
     sweeping = subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
