@@ -17,7 +17,7 @@ from rich.table import Table
 
 from forgetless import catalogue, page, record, report
 from forgetless.config import Settings, resolve
-from forgetless.storage import Schedule
+from forgetless.storage import USUAL, Schedule
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -346,8 +346,8 @@ def reproduce(
     drawing.check_formats(formats.split(","))
     item = ITEMS[what]
     item.check(what, options)
-    own = (on, workers, lanes, retry, checkpoint_seconds, checkpoint_steps) == ("here", None, None, False, 60.0, 0)
-    if item.filters and not own:
+    schedule = _schedule(checkpoint_steps, checkpoint_seconds)
+    if item.filters and (on != "here" or workers or lanes or retry or schedule != USUAL):
         raise ValueError(
             f"{what} is one run, in this process, which leaves no checkpoints: --on, --workers, --lanes, --retry and "
             "--checkpoint-… say nothing for it"
@@ -366,7 +366,6 @@ def reproduce(
                 filters.measure(one, out)
                 progress.show(sweeping.Done(one.settings, again=False))
         else:
-            schedule = _schedule(checkpoint_steps, checkpoint_seconds)
             for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, schedule=schedule):
                 progress.show(note)
     found = reproducing.measure(lines, out)

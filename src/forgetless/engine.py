@@ -142,6 +142,10 @@ class Engine:
             return None
         return network if self.keep(("plain", id(network)), lambda: network.plain) else None
 
+    def without_graph(self, network: nn.Module, x: Tensor) -> MLP | None:
+        """The same, if its backpropagation may be written out: on a GPU the kernel of cross-entropy takes a graph."""
+        return None if self.cuda else self.plain_mlp(network, x)
+
     def forward(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
         """``network(x)`` in this precision. In bf16 all weights are cast at once, not one kernel each."""
         if self.precision != "bf16":

@@ -300,8 +300,8 @@ class Finetuning:
         x, y = unpack(rows), rows["y"]
         with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
             inputs = x if self._augment is None else self._augment(x)
-            if step and self._engine is not None and self._loss is None and not self._distill and not inputs.is_cuda:
-                mlp = self._engine.plain_mlp(self._network, inputs)
+            if step and self._engine is not None and self._loss is None and not self._distill:
+                mlp = self._engine.without_graph(self._network, inputs)
                 if mlp is not None:
                     value, _, found = mlp.backpropagate(inputs, _labels(y))
                     return value, [gradient for gradient in found if gradient is not None]
@@ -422,8 +422,6 @@ def check_buffer(buffer: Buffer, distill: float) -> None:
 
 def check_label_shape(y: Tensor, logits: Tensor) -> None:
     """An error if labels are neither classes nor probabilities of classes for such ``logits``."""
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, say output.logits")
     if logits.ndim < 2:
         raise ValueError(f"the network's output has shape {tuple(logits.shape)}; it must be (batch, classes)")
     soft = y.is_floating_point()

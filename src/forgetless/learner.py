@@ -187,7 +187,7 @@ class Learner:
 
     def fit(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One step of SGD on inputs along their cross-entropy; gives that and the logits."""
-        if not self.engine.cuda and (mlp := self.engine.plain_mlp(self.network, x)) is not None:
+        if (mlp := self.engine.without_graph(self.network, x)) is not None:
             loss, logits, gradients = mlp.backpropagate(x, y)
             self.descend([gradient for gradient in gradients if gradient is not None])
             return loss, logits

@@ -164,18 +164,17 @@ def _done(runs: list[Planned], out: Path, how: dict[str, Any]) -> Generator[Star
     So nothing is chosen then: an error ends the search, and the same call goes on with it.
     """
     errors: list[str] = []
-    lost: list[Planned] = []
-    for note in sweep(runs, out, **how):
-        if isinstance(note, Failed) and note.lost:
-            lost += [one for one in runs if one.settings.id == note.settings.id]
-            continue
-        errors += [note.error] if isinstance(note, Failed) else []
-        yield note
-    for note in sweep(lost, out, **how) if lost else ():
-        if isinstance(note, Failed) and note.lost:
-            raise ValueError(f"a run was lost twice: {note.error}. Nothing was chosen; the same call goes on")
-        errors += [note.error] if isinstance(note, Failed) else []
-        yield note
+    for again in (False, True):
+        lost: list[Planned] = []
+        for note in sweep(runs, out, **how):
+            if isinstance(note, Failed) and note.lost:
+                if again:
+                    raise ValueError(f"a run was lost twice: {note.error}. Nothing was chosen; the same call goes on")
+                lost += [one for one in runs if one.settings.id == note.settings.id]
+                continue
+            errors += [note.error] if isinstance(note, Failed) else []
+            yield note
+        runs = lost
     return errors
 
 

@@ -179,10 +179,9 @@ class Detector:
 
 
 def _row(now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
-    for name in before:
-        if now[name].shape != before[name].shape:
-            was, shape = tuple(before[name].shape), tuple(now[name].shape)
-            raise ValueError(f"{name} had shape {was}, now it has {shape}{REPLACED}")
     before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
-    values = list(dynamics.changes(now, before).values())
+    try:
+        values = list(dynamics.changes(now, before).values())
+    except ValueError as error:  # another shape
+        raise ValueError(f"{error}{REPLACED}") from None
     return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)

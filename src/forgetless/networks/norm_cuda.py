@@ -216,17 +216,9 @@ class _BatchNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         saved = torch.empty((2, passes, layout.channels), dtype=torch.float32, device=x.device)
         _statistics[layout.grid](
-            x,
-            means,
-            squares,
-            layout.rows,
-            layout.channels,
-            layout.chunks,
-            layout.chunk,
-            layout.tile,
-            BLOCK,
+            x, means, squares, layout.rows, layout.channels, layout.chunks, layout.chunk, layout.tile, BLOCK,
             num_warps=layout.warps,
-        )
+        )  # fmt: skip
         _apply[layout.grid](
             x, x if residual is None else residual, weight, bias, y, means, squares, saved[0], saved[1],
             bn.running_mean, bn.running_var, layout.rows, layout.channels, layout.chunks, layout.chunk, passes,
