@@ -30,10 +30,11 @@ RESULTS = Path(__file__).parent.parent / "results"
 Point = dict[str, Any]
 Grid = dict[str, list[Any]]
 
+TAIL: Grid = {"ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]}  # of FPF: points that share a training
 DENSE: Grid = {"lr": [0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}
 
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
-# FLOPs than ER; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF around those methods. ``…-200``: what buffer
+# FLOPs than ER, ``k-fpf-dense-kd`` that with distillation; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF around those methods. ``…-200``: what buffer
 # 500 chose and its neighbours.
 GRIDS: dict[str, dict[str, list[Grid]]] = {
     "seq-cifar10": {
@@ -44,13 +45,15 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-kd": [
             {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]},
             {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1], "threshold": [0.1]},
+            {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.05, 0.2], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
         ],
         "k-fpf-dense": [
             {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
             {"lr": [0.05], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]},
-            {**DENSE, "kd": [0.05, 0.1, 0.2]},
         ],
+        "k-fpf-dense-kd": [{**DENSE, "kd": [0.05, 0.1, 0.2]}],
         "k-fpf+masked": [
             {**DENSE, "kd": [0.0]},
             {**DENSE, "kd": [0.0], "lr": [0.03, 0.1]},
@@ -66,13 +69,19 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03, 0.01]}],
-        "fpf+fdr": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+agem": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1, 0.03]},
+            {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], **TAIL},
+        ],
+        "fpf+agem": [
+            {"ft_lr": [0.1, 0.03]},
+            {"lr": [0.01, 0.03, 0.1], **TAIL},
+        ],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500, 200], "threshold": [0.1]}],
         "k-fpf+er": [{"ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]}],
         "sgd": [{}],
-        "joint": [{}],
+        "joint": [{}, {"lr": [0.01, 0.03]}],
         "oewc": [{}],
         "gdumb": [{}],
     },
@@ -84,15 +93,28 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-kd": [
             {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1, 0.2], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.05, 0.2], "threshold": [0.1]},
+            {"lr": [0.05], "ft_lr": [0.05, 0.075], "every": [500], "kd": [0.1], "threshold": [0.1]},
         ],
         "k-fpf-dense": [{"lr": [0.03, 0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}],
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]}],
-        "fpf+er": [{"ft_lr": [0.1, 0.03, 0.3]}, {"lr": [0.03], "ft_lr": [0.1, 0.3]}],
+        "fpf+er": [
+            {"ft_lr": [0.1, 0.03, 0.3]},
+            {"lr": [0.03], "ft_lr": [0.1, 0.3]},
+            {"lr": [0.01], **TAIL},
+            {"lr": [0.03], **TAIL, "threshold": [0.1]},
+        ],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1, 0.3]}],
-        "fpf+agem": [{"ft_lr": [0.1, 0.3]}],
-        "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1, 0.3]},
+            {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], **TAIL},
+        ],
+        "fpf+agem": [
+            {"ft_lr": [0.1, 0.3]},
+            {"lr": [0.01, 0.03, 0.1], **TAIL},
+        ],
+        "fpf+icarl": [{"ft_lr": [0.1, 0.03]}, {"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500], "threshold": [0.1]}],
         "gdumb": [{}],
     },
@@ -110,7 +132,11 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.1, 0.03]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1]}, {"alpha": [1.0, 3.0], "ft_lr": [0.1], "threshold": [0.1]}],
+        "fpf+fdr": [
+            {"ft_lr": [0.1]},
+            {"alpha": [1.0, 3.0], "ft_lr": [0.1], "threshold": [0.1]},
+            {"lr": [0.1], "alpha": [1.0, 3.0, 10.0], **TAIL},
+        ],
         "fpf+agem": [{"ft_lr": [0.1]}, {"lr": [0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "sgd": [{}],
@@ -120,12 +146,20 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-organamnist-200": {
         "k-fpf-ce": [{"lr": [0.03, 0.1], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
-        "k-fpf-kd": [{"lr": [0.1], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+        "k-fpf-kd": [
+            {"lr": [0.1], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.1, 0.5], "threshold": [0.1]},
+            {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2, 0.5], "threshold": [0.1]},
+            {"lr": [0.05], "ft_lr": [0.1], "every": [500], "kd": [0.2, 0.5], "threshold": [0.1]},
+        ],
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.05, 0.1], "kd": [0.1]}],
         "fpf+er": [{"ft_lr": [0.1]}, {"lr": [0.03], "ft_lr": [0.1]}],
         "fpf+der": [{"ft_lr": [0.03]}],
-        "fpf+derpp": [{"ft_lr": [0.03]}],
-        "fpf+fdr": [{"ft_lr": [0.1]}],
+        "fpf+derpp": [
+            {"ft_lr": [0.03]},
+            {"lr": [0.03, 0.1], "alpha": [0.2, 0.5], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]},
+        ],
+        "fpf+fdr": [{"ft_lr": [0.1]}, {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], **TAIL}],
         "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1]}],
         "gdumb": [{}],
@@ -194,6 +228,12 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "joint": [{}],
         "sgd": [{}],
     },
+    "seq-tinyimagenet-200": {
+        "fpf+derpp": [{"ft_lr": [0.1], "threshold": [0.1]}],
+        "fpf+er": [{"ft_lr": [0.3], "threshold": [1.0]}],
+        "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+    },
     "seq-digits": {  # to try the script
         "k-fpf-ce": [{"lr": [0.1], "ft_lr": [0.05, 0.1]}],
         "k-fpf-kd": [{"kd": [0.1]}],
@@ -219,7 +259,7 @@ def settings(
     if row.startswith("k-fpf+"):
         method, given = row.removeprefix("k-fpf+"), {"repair": "k-fpf"}
     else:
-        method, given = way("k-fpf-ce" if row == "k-fpf-dense" else row, arguments.stream)
+        method, given = way("k-fpf-ce" if row.startswith("k-fpf-dense") else row, arguments.stream)
     common = {"buffer": buffer, "seed": seed, "device": arguments.device, "validation": validation}
     common |= {"anytime": True} if arguments.anytime and not validation else {}
     return resolve(arguments.stream, method, {**given, **point, **common})[0]

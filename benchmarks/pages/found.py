@@ -11,10 +11,8 @@ from forgetless import record, targets
 
 HERE = Path(__file__).parent.parent
 DOCS = HERE.parent / "docs"
-COLUMNS = (
-    *((s, b) for s in ("seq-cifar10", "seq-organamnist", "seq-pathmnist", "seq-pacs") for b in (500, 200)),
-    ("seq-tinyimagenet", 500),
-)
+STREAMS = ("seq-cifar10", "seq-organamnist", "seq-pathmnist", "seq-pacs", "seq-tinyimagenet")
+COLUMNS = tuple((stream, buffer) for stream in STREAMS for buffer in (500, 200))
 MASKED = "k-fpf-kd+masked"
 REPAIRABLE = ("er", "agem", "icarl", "fdr", "der", "derpp")
 
@@ -60,6 +58,18 @@ def tried(stream: str, buffer: int, row: str) -> list[dict[str, Any]]:
     """The points of a row's grid, each with its accuracy on validation."""
     grid: list[dict[str, Any]] = chosen_rows(stream, buffer)[row]["grid"]
     return grid
+
+
+def unfinished(stream: str, buffer: int) -> dict[str, tuple[dict[str, Any], float, float]]:
+    """Rows whose best point on validation is not the one that was trained: it, its accuracy, and that one's."""
+    found = {}
+    for row, own in chosen_rows(stream, buffer).items():
+        accuracies = [entry["validation_accuracy"] or 0.0 for entry in own["grid"]]
+        best = own["grid"][accuracies.index(max(accuracies))]
+        if best["point"] != own["chosen"]:
+            (taken,) = (e["validation_accuracy"] for e in own["grid"] if e["point"] == own["chosen"])
+            found[row] = (best["point"], best["validation_accuracy"], taken)
+    return found
 
 
 def points_of(found: dict[str, list[record.Record]]) -> dict[str, tuple[float, float]]:

@@ -9,7 +9,19 @@ from forgetless.config import Settings
 from forgetless.reproduce import Line, Measured
 from forgetless.studies import movement
 from forgetless.sweep import Planned
-from pages.found import COLUMNS, HERE, MASKED, chosen_rows, finetuned, measured, rows, settings, standard_error, tflops
+from pages.found import (
+    COLUMNS,
+    HERE,
+    MASKED,
+    chosen_rows,
+    finetuned,
+    measured,
+    rows,
+    settings,
+    standard_error,
+    tflops,
+    unfinished,
+)
 
 BEFORE_MASKED = (
     " Those of `masked`, and their search, were made before it was\na method, by SGD with an option to try it: their records say version 0.5.0, "
@@ -126,6 +138,11 @@ def column(stream: str, buffer: int) -> list[str]:
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/test_training.py` shows that they are the same)."
         + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else ""),
+        *(
+            f"The search has since found a better point for {row} ({' '.join(f'{k} {v:g}' for k, v in point.items())}: {best:.1f} % on validation, "
+            f"{taken:.1f} % with the one below), whose final runs are missing."
+            for row, (point, best, taken) in unfinished(stream, buffer).items()
+        ),
         f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum."
         + (BEFORE_MASKED if any(made.versions["forgetless"] == "0.5.0" for made in found.get(MASKED, [])) else "")
         + (
