@@ -11,7 +11,7 @@ import forgetless
 from forgetless import Buffer, NonFiniteError, finetune, networks, only
 from forgetless.contract import HostReads
 from forgetless.engine import Engine
-from forgetless.finetuning import Finetuning, call
+from forgetless.finetuning import Finetuning, _Schedule, call
 
 
 def filled(x=None, y=None, logits=None, classes=5, shape=(3, 8, 8), device="cpu"):
@@ -111,6 +111,31 @@ def test_in_a_run_a_perceptron_is_finetuned_to_the_same_bits(chosen, distill):
     assert moved(before, quick) == set(names)
     for one, other in zip(plain.parameters(), quick.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("distill", [0.0, 0.5])
+def test_with_the_rates_on_the_device_the_steps_are_the_same(distill):
+    torch.manual_seed(1)
+    plain = networks.resnet18(5, width=4).double()
+    twin = copy.deepcopy(plain)
+    parts = forgetless.groups(plain)
+    names = [name for group in ("conv1", "block1", "bn.affine", "bn.stats", "fc") for name in parts[group]]
+    x = torch.rand(64, 3, 8, 8, dtype=torch.float64)
+    losses = []
+    for model in (plain, twin):
+        run = Finetuning(
+            model, filled(x, logits=torch.ones(64, 5)), names, 6, 0.1, distill, batch=16, augment=None, forward=call,
+            generator=torch.Generator().manual_seed(2), engine=Engine(),
+        )  # fmt: skip
+        if model is twin:
+            run._schedule = _Schedule(6, torch.device("cpu"))
+            run._schedule.begin([run._rate(step) for step in range(6)])
+            run._losses = run._schedule.losses
+        run.advance(6)
+        losses.append(run.finish().losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for one, other in zip(plain.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_without_chosen_statistics_batch_norm_uses_the_running_ones():

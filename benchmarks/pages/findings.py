@@ -27,7 +27,7 @@ def page() -> str:
         "# Findings",
         "",
         "Which of the paper's claims hold, from the records behind [the results](results.md): so far on Seq-CIFAR-10 and Seq-OrganAMNIST with five",
-        "seeds, and a part of the rows on Seq-PathMNIST, Seq-PACS and Seq-TinyImageNet with three; buffers of 500 and 200 images (Seq-TinyImageNet: 500), ResNet-18",
+        "seeds, and a part of the rows on Seq-PathMNIST, Seq-PACS and Seq-TinyImageNet with three; buffers of 500 and 200 images, ResNet-18",
         "on one H200. `python benchmarks/tables.py` writes this page.",
         "",
         "## Does FPF improve every method?",
@@ -114,6 +114,8 @@ def page() -> str:
         if entry["point"] == often | {"kd": entry["point"]["kd"]}
     }
     (plainly,) = (e["validation_accuracy"] for e in tried("seq-cifar10", 500, "k-fpf-dense") if e["point"] == often)
+    control = {e["point"]["kd"]: e["validation_accuracy"] for e in tried("seq-cifar10", 500, "k-fpf-dense-kd")}
+    light, usual = (seen[json.dumps(point | {"kd": kd, "threshold": 0.1})] for kd in (0.05, 0.1))
     around = max(entry["validation_accuracy"] for entry in tried("seq-cifar10", 500, "k-fpf+der"))
     lines += [
         "",
@@ -159,15 +161,18 @@ def page() -> str:
         + "; ".join(f"{stream}, {buffer}: {value:+.2f}" for (stream, buffer), value in gain.items())
         + ". So on",
         f"Seq-PathMNIST, Seq-PACS, Seq-TinyImageNet and Seq-OrganAMNIST it gains, on the last less than in the paper (with the same rates, validation, buffer 500, one seed: {same[0.0]:.1f} % without, {same[0.2]:.1f} % with λ 0.2), and",
-        "on Seq-CIFAR-10 it does not: on validation with threshold 0.3, one seed,",
-        f"{low:.1f} % without, {distilled[0]:.1f} % with λ 0.1, {distilled[1]:.1f} % with 0.5. On Rotated MNIST it gains {turned['k-fpf-kd'][1] - turned['k-fpf-ce'][1]:+.2f}: there every task has all",
+        "on Seq-CIFAR-10 hardly, and only with a λ below the paper's grid: on validation, one seed,",
+        f"{middle:.1f} % without, {light:.1f} % with λ 0.05, {usual:.1f} % with 0.1 (threshold 0.1); {low:.1f} % without, {distilled[0]:.1f} % with λ 0.1, {distilled[1]:.1f} % with 0.5 (threshold 0.3). "
+        f"On Rotated MNIST it gains {turned['k-fpf-kd'][1] - turned['k-fpf-ce'][1]:+.2f}: there every task has all",
         "classes, and no logits are pushed down.",
         "",
         "Around `masked`, plain SGD whose cross-entropy is among the classes of the task alone, it does gain on Seq-CIFAR-10 (validation, buffer 500,",
         f"a finetuning every 100 steps, one seed): {apart[0.0]:.1f} % without, {apart[0.05]:.1f} % with λ 0.05, {apart[0.1]:.1f} % with 0.1, {apart[0.2]:.1f} % with 0.2. Without distillation",
         f"masking does nothing: {plainly:.1f} % around plain SGD, the same settings. A likely reason: cross-entropy over all classes pushes the outputs of all classes that are",
         "not in the task far down, that is stored with the images, and distilled it pulls against the labels of the others; logits that were trained among the",
-        "classes of a task alone say nothing of the others. The control, distillation around plain SGD every 100 steps, has not been run.",
+        "classes of a task alone say nothing of the others. The control, the same around plain SGD, agrees with it: "
+        + ", ".join(f"{value:.1f} % with λ {kd:g}" for kd, value in control.items())
+        + ".",
         "",
         "## What is not reached",
         "",

@@ -296,7 +296,10 @@ class Finetuning:
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """The loss, and its gradient for each parameter; none at all where no parameter takes one."""
+        """The loss, and its gradient for each parameter; none at all where no parameter takes one.
+
+        With a schedule they are gradients of the loss times the rate: that is a product of a few numbers, not of all.
+        """
         x, y = unpack(rows), rows["y"]
         with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
             inputs = x if self._augment is None else self._augment(x)
@@ -322,6 +325,8 @@ class Finetuning:
                 "the loss does not depend on the tensors to finetune: forward or loss detaches it or is under "
                 "torch.no_grad(), or the network does not use them"
             )
+        if self._schedule is not None:
+            along = self._schedule.scaled(along)
         return value, torch.autograd.grad(root, parameters, along, allow_unused=True)
 
     def _objective(self, logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
@@ -372,10 +377,14 @@ class _Schedule:
         self.rates.copy_(torch.tensor(rates))
         self.step.zero_()
 
-    def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
+    def scaled(self, along: Tensor | None) -> Tensor:
+        """The gradient of a loss times the rate of this step; ``along`` is that of the loss itself, if it is not 1."""
         rate = self.rates.index_select(0, self.step)[0]
+        return rate if along is None else rate * along
+
+    def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
         if parameters:
-            torch._foreach_sub_(parameters, list(torch._foreach_mul(gradients, rate)))
+            torch._foreach_sub_(parameters, gradients)
         self.losses.index_copy_(0, self.step, loss.float().reshape(1))
         self.step.add_(1)
         self.checked = True
