@@ -377,6 +377,26 @@ def test_fdr_shares_its_memory_between_the_tasks_seen():
     assert torch.equal(mine.buffer["y"] // 2, mine.buffer["task"])
 
 
+@pytest.mark.parametrize(("capacity", "sizes"), [(12, [4, 4, 4]), (9, [3, 3, 3]), (5, [3, 2])])
+def test_fdr_keeps_the_outputs_of_a_training_pass(capacity, sizes):
+    """With the statistics of each batch, not the running ones, and no batch is left with a single image."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 6))
+    model[1].running_mean.fill_(5.0)
+    twin = copy.deepcopy(model).train()
+    mine = learner(model, STREAM, capacity=capacity)
+    FDR().end_task(mine, STREAM.tasks[0], 0)
+    expected = torch.cat([twin(inputs(part)) for part in mine.buffer["x"].split(sizes)])
+    torch.testing.assert_close(mine.buffer["logits"], expected.detach())
+
+
+def test_fdrs_memory_may_be_a_single_image_for_a_task():
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4), nn.Linear(4, 6))
+    mine = learner(model, STREAM, capacity=1)
+    FDR().end_task(mine, STREAM.tasks[0], 0)
+    torch.testing.assert_close(mine.buffer["logits"], model.eval()(inputs(mine.buffer["x"])).detach())
+
+
 # ---- GDumb
 
 

@@ -13,6 +13,7 @@ from pages.found import (
     COLUMNS,
     HERE,
     MASKED,
+    before_fdr,
     chosen_rows,
     finetuned,
     measured,
@@ -149,6 +150,13 @@ def column(stream: str, buffer: int) -> list[str]:
             " Left out of the file are eleven points with CutMix or averaged weights, options that were not kept."
             if (stream, buffer) == COLUMNS[0]
             else ""
+        ),
+        *(
+            [
+                "FDR's rows are of versions whose memory held outputs in evaluation mode; [why that is wrong](findings.md#what-is-not-reached)."
+            ]
+            if before_fdr(found.get("fpf+fdr", []))
+            else []
         ),
         "",
         f"Commands: `python benchmarks/columns.py search --stream {stream} --buffer {buffer} --work FOLDER`, then `final`, then `keep`;",

@@ -3,11 +3,14 @@
     L = CE(batch) + α · E ‖softmax f(x) − softmax z‖₂,   x and z drawn from the memory, z its outputs when its task
     ended
 
-The memory holds equal shares of all tasks seen; its outputs are those of the network in evaluation mode, not augmented.
+The memory holds equal shares of all tasks seen. Its outputs are those of a training pass, as in the DER authors' code:
+images augmented, batch norm with the statistics of each batch. In evaluation mode they would be wrong: the running
+statistics are between those of new and of stored images, which are trained on apart.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -42,8 +45,9 @@ class FDR(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = max(1, learner.buffer.capacity // (number + 1))
         new = sample(task.train, share, learner)
-        with evaluating(learner.network):
-            logits = torch.cat([learner.network(learner.plain(part)) for part in new.x.split(500)])
+        parts = new.x.to(learner.device).tensor_split(-(-len(new) // learner.batch))
+        with nullcontext() if len(new) >= learner.least else evaluating(learner.network):
+            logits = torch.cat([learner.forward(learner.augment(part)) for part in parts])
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
         if len(learner.buffer):
