@@ -34,8 +34,8 @@ TAIL: Grid = {"ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]}  # of FPF: points th
 DENSE: Grid = {"lr": [0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}
 
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
-# FLOPs than ER, ``k-fpf-dense-kd`` that with distillation; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF around those methods. ``…-200``: what buffer
-# 500 chose and its neighbours.
+# FLOPs than ER, ``k-fpf-dense-kd`` that with distillation; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF
+# around those methods. ``…-200``: what buffer 500 chose and its neighbours.
 GRIDS: dict[str, dict[str, list[Grid]]] = {
     "seq-cifar10": {
         "k-fpf-ce": [
