@@ -91,6 +91,10 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "seq-digits", "derp"], "error: no method named 'derp'; did you mean 'derpp'?"),
         (["run", "seq-digits", "er", "--alhpa", "3"], "error: er has no setting 'alhpa'"),
         (["run", "seq-digits", "er", "--epohcs", "3"], "error: er has no setting 'epohcs'; did you mean 'epochs'?"),
+        (
+            ["run", "seq-digits", "./mine.py:Mine"],
+            "method './mine.py:Mine' is a file; it must be module:object, mine:Mine",
+        ),
         (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of this command"),
         (["run", "seq-digits", "er", "--epochs", "0"], "error: epochs is 0; it must be a whole number of 1 or more"),
         (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5; 10 examples are drawn at a time"),
@@ -219,7 +223,34 @@ def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
     (tmp_path / "runs" / "torn" / "record.json").write_text("{}")
     skipped = forgetless("report", "runs", cwd=tmp_path)
     assert "skipped: runs/torn/record.json is not a record: format None, this version reads 1" in skipped.stderr
-    assert "error: there is no record in nowhere" in forgetless("report", "nowhere", cwd=tmp_path, expect=2).stderr
+    assert (
+        "error: there is no record in nowhere" in forgetless("report", "runs", "nowhere", cwd=tmp_path, expect=2).stderr
+    )
+    again = forgetless(
+        "report", "runs", "--figures", "f", "--formats", "gif", "--out", "new/page.html", cwd=tmp_path, expect=2
+    )
+    assert "formats has 'gif'; it must be of" in again.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_records_of_another_version_say_so(tmp_path):
+    for seed in ("0", "1"):
+        forgetless("run", "seq-digits", "sgd", *QUICK, "--seed", seed, "--json", cwd=tmp_path)
+    file = sorted(tmp_path.glob("runs/*/record.json"))[0]
+    made = json.loads(file.read_text())
+    made["versions"]["forgetless"] = "0.1.0"
+    file.write_text(json.dumps(made))
+    seed = str(made["settings"]["seed"])
+    again = forgetless("run", "seq-digits", "sgd", *QUICK, "--seed", seed, cwd=tmp_path)
+    assert "it is not done again, made by version 0.1.0; to do it anew, remove it" in again.stderr
+    assert "sgd: its records were made by the versions 0.1.0, " in forgetless("report", "runs", cwd=tmp_path).stderr
+
+
+def test_a_warning_is_one_line(tmp_path):
+    done = forgetless("run", "seq-digits", "er", *QUICK, "--fpf", "--threshold", "99", cwd=tmp_path)
+    (line,) = [line for line in done.stderr.splitlines() if "nothing was finetuned" in line]
+    assert line.startswith("warning: nothing was finetuned at the end: no S_g is above the threshold 99.0")
+    assert "training.py" not in done.stderr
 
 
 def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):

@@ -435,3 +435,9 @@ def test_what_cannot_be_finetuned_with_is_named():
         full.add(torch.rand(8, 4))
     assert finetune(network, full, "weight", steps=1).names == ("weight",)
     assert finetune(network, full, (name for name in ["bias"]), steps=1).names == ("bias",)
+
+
+def test_the_name_of_a_group_is_told_from_that_of_a_tensor():
+    model = networks.mlp(5, inputs=12)
+    with pytest.raises(ValueError, match=r"named 'fc3'; it is a group: forgetless.groups\(model\)\['fc3'\]"):
+        finetune(model, filled(shape=(3, 2, 2)), ["fc3"])

@@ -395,6 +395,8 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         ({"threshold": "a"}, "threshold is 'a'; it must be a finite number"),
         ({"groups": None}, "groups is None; it must be 'auto', 'all' or names of groups"),
         ({"seed": None}, "seed is None; it must be a whole number"),
+        ({"device": "gpu"}, "device is 'gpu'; it must be cpu, cuda"),
+        ({"device": "cuda:99"}, "device is 'cuda:99', but torch sees"),
         ({"autocast": "bf16"}, "autocast is 'bf16'; it must be a dtype"),
         ({"augment": "flip"}, "augment is 'flip'; it must be a function"),
         ({"loss": "ce"}, "loss is 'ce'; it must be a function"),
@@ -825,3 +827,12 @@ def test_examples_without_a_label_are_named_where_they_are_the_reason():
     fpf.observe(x, torch.full_like(y, -100))
     with pytest.raises(NonFiniteError, match=r"examples without a label \(−100\)"):
         fpf.finish()
+
+
+def test_a_network_that_no_one_trains_is_told_from_data_that_does_not_shift():
+    model, shape = make("mlp")
+    fpf = FPF(copy.deepcopy(model), capacity=64, window=10)
+    with pytest.warns(
+        UserWarning, match="no parameter moved. Is this FPF around the network that the optimiser trains"
+    ):
+        run(model, shape, fpf, told=True)

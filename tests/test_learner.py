@@ -88,7 +88,7 @@ def test_flops_are_counted_once_and_added_each_time():
 
 
 def test_a_method_that_declares_no_memory_has_none():
-    with pytest.raises(AssertionError, match="declares no memory"):
+    with pytest.raises(ValueError, match='has no buffer: its memory is "none"; declare memory = "reservoir"'):
         _ = learner(mlp(6, inputs=4), small_stream()).buffer
 
 

@@ -63,7 +63,7 @@ def test_the_numbers_of_each_event():
     assert numbers(Repaired(30, ("fc2",), 2.0, 1.0)) == (
         30, {"finetuning/first_loss": 2.0, "finetuning/last_loss": 1.0}
     )  # fmt: skip
-    assert numbers(TaskEnded(2, (40.0, 60.0, 0.0), (70.0, 80.0, 45.0), 40)) == (40, {
+    assert numbers(TaskEnded(2, (40.0, 60.0, 0.0), (70.0, 80.0, 45.0), 40, 2)) == (40, {
         "accuracy/task_1": 40.0, "accuracy/task_2": 60.0, "accuracy/task_3": 0.0, "accuracy/mean": 50.0,
         "task_il_accuracy/task_1": 70.0, "task_il_accuracy/task_2": 80.0, "task_il_accuracy/task_3": 45.0,
         "task_il_accuracy/mean": 75.0,

@@ -20,6 +20,7 @@ from forgetless.methods.gdumb import GDumb, cut_and_mix, learning_rate
 from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
 from forgetless.methods.masked import Masked
+from forgetless.methods.method import setting
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
@@ -377,7 +378,7 @@ def test_fdr_shares_its_memory_between_the_tasks_seen():
     assert torch.equal(mine.buffer["y"] // 2, mine.buffer["task"])
 
 
-@pytest.mark.parametrize(("capacity", "sizes"), [(12, [4, 4, 4]), (9, [3, 3, 3]), (5, [3, 2])])
+@pytest.mark.parametrize(("capacity", "sizes"), [(12, [4, 4, 4]), (9, [5, 4]), (5, [5])])
 def test_fdr_keeps_the_outputs_of_a_training_pass(capacity, sizes):
     """With the statistics of each batch, not the running ones, and no batch is left with a single image."""
     torch.manual_seed(0)
@@ -388,6 +389,8 @@ def test_fdr_keeps_the_outputs_of_a_training_pass(capacity, sizes):
     FDR().end_task(mine, STREAM.tasks[0], 0)
     expected = torch.cat([twin(inputs(part)) for part in mine.buffer["x"].split(sizes)])
     torch.testing.assert_close(mine.buffer["logits"], expected.detach())
+    assert torch.equal(model[1].running_mean, torch.full((4,), 5.0))  # it is not changed by that
+    assert model[1].num_batches_tracked == 0
 
 
 def test_fdrs_memory_may_be_a_single_image_for_a_task():
@@ -462,3 +465,10 @@ def test_oewc_with_a_group_frozen_penalises_each_parameter_by_its_own_informatio
 def test_a_setting_out_of_its_range_is_refused_when_the_method_is_made(name, given, match):
     with pytest.raises(ValueError, match=match):
         catalogue.load("method", name)(**given)
+
+
+def test_settings_that_count_are_whole_and_bounds_have_their_names():
+    with pytest.raises(ValueError, match="fisher_examples is 10.5; it must be a whole number"):
+        OnlineEWC(fisher_examples=10.5)
+    with pytest.raises(TypeError, match="a setting has the bounds above, least and most, not min"):
+        setting(0.1, "weight", min=0)

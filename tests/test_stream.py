@@ -51,6 +51,61 @@ def test_validation_holds_out_a_tenth_of_every_class_and_leaves_the_test_set_alo
     assert sorted(pixels.tolist()) == list(range(80))  # all of the training images, none of the test images
 
 
+def test_tasks_of_the_same_images_hold_out_the_same_of_them():
+    """Otherwise what one task holds out, another trains on, turned: nothing would be held out at all."""
+    whole = labelled(*([0, 1] * 20))
+    tasks = tuple(stream.Task(whole, whole, (0, 1)) for _ in range(3))
+    held = [task.test.x for task in stream.Stream("turned", tasks, 2, "domain").validation().tasks]
+    assert torch.equal(held[0], held[1])
+    assert torch.equal(held[0], held[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"scenario": "clas"}, "scenario is 'clas'; it must be class or domain"),
+        ({"flip": True, "tasks": "features"}, r"flip True, but an example has shape \(4,\); they are for images"),
+        ({"tasks": "foreign"}, "task 1 has examples of class 1, but its classes are 0"),
+    ],
+)
+def test_a_stream_that_cannot_be_is_refused(change, match):
+    whole = labelled(0, 1, 0, 1)
+    features = Split(torch.rand(4, 4), torch.tensor([0, 1, 0, 1]))
+    kinds = {"features": stream.Task(features, features, (0, 1)), "foreign": stream.Task(whole, whole, (0,))}
+    given = {"tasks": "", "scenario": "class"} | change
+    tasks = (kinds.get(given.pop("tasks"), stream.Task(whole, whole, (0, 1))),)
+    with pytest.raises(ValueError, match=match):
+        stream.Stream("mine", tasks, 2, **given)
+
+
+class Images:
+    """A dataset that gives what is no tensor."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def test_labels_that_are_words_and_images_that_are_no_tensors_are_named():
+    with pytest.raises(ValueError, match=r"y holds str; it must hold classes 0, 1, …; number them: numpy.unique"):
+        stream.from_tensors(torch.rand(4, 3), ["cat", "dog", "cat", "dog"], [1, 1])
+    with pytest.raises(ValueError, match="the first a object.*transform=ToTensor"):
+        stream.from_dataset(Images([(object(), 0), (object(), 1)]), [1, 1])
+    with pytest.raises(ValueError, match="y holds str"):
+        stream.from_dataset(Images([(torch.rand(3), "cat"), (torch.rand(3), "dog")]), [1, 1])
+    with pytest.raises(ValueError, match="dataset has no examples"):
+        stream.from_dataset(Images([]), [1, 1])
+    with pytest.raises(
+        ValueError, match=r"sizes is \[1.0, 1.0\]; it must be a list, the number of classes of each task"
+    ):
+        stream.from_tensors(torch.rand(4, 3), [0, 1, 0, 1], [1.0, 1.0])
+
+
 def test_joint_puts_all_training_examples_first_and_keeps_the_tests_apart():
     found = stream.split_by_class("s", labelled(0, 1, 2, 3), labelled(0, 1, 2, 3), sizes=[2, 2]).joint()
     assert found.tasks[0].train.y.tolist() == [0, 1, 2, 3]

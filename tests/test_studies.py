@@ -53,7 +53,7 @@ def test_rows_columns_and_buffers_can_be_picked():
     ("name", "options", "match"),
     [
         ("table1", Options("seq-cifar"), "table1 has no column named 'seq-cifar'; did you mean 'seq-cifar10'"),
-        ("table1", Options(rows=("mir",)), "table1 has no row named 'mir'; did you mean 'icarl'. known: joint, sgd"),
+        ("table1", Options(rows=("mir",)), "table1 has no row named 'mir'; known: joint, sgd"),
         ("table1", Options(buffer=300, rows=("er",)), "has no rows er with buffer 300; .* with buffer 200, 500"),
         ("k-tau", Options("my:stream"), "stream is 'my:stream'; for k-tau it must be one of"),
         ("dynamics", Options("seq-digit", quick=True), "no stream named 'seq-digit'"),
@@ -67,7 +67,7 @@ def test_what_the_paper_does_not_have_is_refused(name, options, match):
 def test_the_table_of_all_parameters_is_its_papers_set_up():
     lines = ITEMS["fpf-all"].lines(Options("seq-pathmnist", seeds=1, rows=("k-fpf-all-ce", "fpf+er")))
     k_fpf, fpf = lines[0].runs[0].settings, lines[2].runs[0].settings
-    assert (k_fpf.steps, k_fpf.every, k_fpf.groups) == (100, 2813, "all")  # four times, and at the end
+    assert (k_fpf.steps, k_fpf.every, k_fpf.groups) == (100, 2816, "all")  # of 14,075 steps: four times, and at the end
     assert (fpf.steps, fpf.every) == (100, None)
 
 
@@ -108,6 +108,12 @@ def test_findings_of_the_dynamics_are_worked_from_the_changes(records):
     assert not studies.movement.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
 
 
+def test_what_is_frozen_in_a_quick_reproduction_are_groups_of_the_streams_network():
+    lines = studies.ITEMS["freeze"].lines(Options("seq-organamnist", quick=True))
+    frozen = {one.settings.freeze for each in lines for one in each.runs}
+    assert frozen == {(), ("block1",), ("block2",), ("block3",), ("block4",), ("fc",)}
+
+
 def test_stages_of_batch_norm_are_told_from_the_names(records):
     changes = {
         "conv1.weight": [9.0], "bn1.weight": [0.4], "bn1.bias": [0.2], "bn1.running_mean": [7.0],
@@ -146,7 +152,7 @@ def test_findings_of_what_is_finetuned(records):
 @pytest.mark.parametrize("name", [n for n in catalogue.STREAMS if n not in ("rot-mnist", "seq-tinyimagenet")])
 def test_the_numbers_of_images_are_those_of_the_data(name):
     stream = catalogue.load("stream", name)()
-    assert sum(len(task.train) for task in stream.tasks) == reproduce.IMAGES[name]
+    assert tuple(len(task.train) for task in stream.tasks) == reproduce.IMAGES[name]
 
 
 def test_names_in_the_list_are_those_of_the_issue_and_have_a_summary():

@@ -3,6 +3,7 @@ import dataclasses
 import math
 import os
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -427,6 +428,32 @@ def test_a_step_without_a_column_that_is_needed_is_named():
 
     with pytest.raises(ValueError, match="the step of Mute gives no column logits, which its columns or a finetuning"):
         run(Mute(), finetune=Finetune(distill=0.5, batch=12))
+
+
+def test_a_memory_that_there_is_not_is_refused():
+    @dataclasses.dataclass
+    class Typo(ER):
+        memory: ClassVar[str] = "resevoir"
+
+    with pytest.raises(ValueError, match="Typo.memory is 'resevoir'; it must be none, reservoir, balanced or own"):
+        run(Typo())
+
+
+def test_examples_that_are_not_finite_are_named():
+    x = torch.rand(40, 4)
+    x[3] = torch.nan
+    stream = from_tensors(x, torch.arange(40) % 4, [2, 2])
+    with pytest.raises(NonFiniteError, match="task 1; the examples of this task hold NaN or infinity|task 2; the ex"):
+        list(train(stream, SGD(), networks.mlp(4, inputs=4), batch=4))
+
+
+def test_joint_has_seen_all_tasks_after_its_one():
+    (ended,) = (
+        event
+        for event in train(small_stream(), Joint(), networks.mlp(6, inputs=4), batch=6)
+        if isinstance(event, TaskEnded)
+    )
+    assert (ended.task, ended.seen) == (1, 3)
 
 
 def test_a_loss_that_is_not_finite_names_the_epoch():

@@ -71,7 +71,7 @@ TABLES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """«; did you mean …?» for a name that is not known, if one is near."""
-    near = get_close_matches(str(name), list(known), n=1, cutoff=0.4)
+    near = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
@@ -97,6 +97,8 @@ def load(kind: str, name: str) -> Any:
     module, colon, attribute = path.partition(":")
     if not colon:
         module, _, attribute = path.rpartition(".")
+    if module.endswith(".py") or module.startswith("."):
+        raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {Path(module).stem}:{attribute}")
     if str(Path.cwd()) not in sys.path and name not in table:
         sys.path.insert(0, str(Path.cwd()))  # a user's file beside the command
     try:

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forgetless import catalogue, page, record, report
+from forgetless import __version__, catalogue, page, record, report
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule
 
@@ -114,7 +115,9 @@ def run(
         _say_settings(settings, sources)
     if file.exists():
         found = record.of(out, settings)
-        notes.print(f"this run has a record already, {file}: it is not done again")
+        made_by = found.versions.get("forgetless", __version__)
+        by = "" if made_by == __version__ else f", made by version {made_by}; to do it anew, remove it"
+        notes.print(f"this run has a record already, {file}: it is not done again{by}", soft_wrap=True)
     else:
         schedule = _schedule(checkpoint_steps, checkpoint_seconds)
         found = _train(settings, sources, out, schedule, quiet=as_json, eager=eager, log=log)
@@ -452,16 +455,24 @@ def report_(
     """A table, and one self-contained page with the pictures, of all records in some folders."""
     if table is not None and table.suffix not in (".csv", ".tex"):
         raise ValueError(f"table is {str(table)!r}; its name must end in .csv or .tex")
-    files = [file for name in folders for file in record.files(record.folder(name))]
-    read, problems = record.read_those(files)
+    if figures is not None:
+        from forgetless import figures as drawing
+
+        drawing.check_formats(formats.split(","))
+    files = {name: record.files(record.folder(name)) for name in folders}
+    if empty := [name for name, own in files.items() if not own]:
+        raise ValueError(f"there is no record in {', '.join(empty)}; a run leaves <folder>/<id>/record.json")
+    read, problems = record.read_those([file for own in files.values() for file in own])
     for problem in problems:
         notes.print(f"skipped: {problem}", highlight=False, markup=False, soft_wrap=True)
     read = list({made.id: (file, made) for file, made in read}.values())  # a copy is no second seed
     found = report.best_first([made for _, made in read])
     if not found:
-        raise ValueError(f"there is no record in {', '.join(folders)}; a run leaves <folder>/<id>/record.json")
+        raise ValueError(f"there is no whole record in {', '.join(folders)}")
     streams = _print_by_stream(found)
+    _say_versions(found)
     links = {made.id: _address(file, out) for file, made in read}
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page.html(found, title or ", ".join(streams), links), encoding="utf-8")
     screen.print(f"page: {out}")
     if table is not None:
@@ -469,10 +480,15 @@ def report_(
         table.write_text(text, encoding="utf-8")
         screen.print(f"table: {table}")
     if figures is not None:
-        from forgetless import figures as drawing
-
         for file in drawing.of_records(found, figures, tuple(formats.split(","))):
             screen.print(f"figure: {file}")
+
+
+def _say_versions(found: list[record.Record]) -> None:
+    """Name the rows whose records were made by several versions: their means may be of different things."""
+    for row in report.rows(found):
+        if len(versions := sorted({made.versions.get("forgetless", "unknown") for made in row.records})) > 1:
+            notes.print(f"{row.label}: its records were made by the versions {', '.join(versions)}", soft_wrap=True)
 
 
 def _address(file: Path, page: Path) -> str:
@@ -533,12 +549,17 @@ def data_check(names: Annotated[list[str] | None, typer.Argument(help="Default: 
         raise typer.Exit(1)
 
 
+def _say_warning(message: Warning | str) -> None:
+    """One line, without the place in the library where it was noticed."""
+    notes.print(f"warning: {message}", highlight=False, markup=False, soft_wrap=True)
+
+
 def main() -> None:
     """Run the command; a mistake of the user's ends with one line that says what would be right."""
     from forgetless.datasets.files import DataError
 
     _stop_on_sigterm()
-
+    warnings.showwarning = lambda message, *_: _say_warning(message)
     try:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -585,7 +606,7 @@ def _train(
             elif isinstance(event, Stepped):
                 progress.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}")
             elif isinstance(event, TaskEnded):
-                seen = event.accuracies[: event.task]
+                seen = event.accuracies[: event.seen]
                 progress.console.print(f"after task {event.task}: {sum(seen) / len(seen):.1f} % on the tasks so far")
 
         return run_one(settings, sources, out, show, **how)

@@ -29,6 +29,7 @@ from forgetless.evaluation import evaluate
 from forgetless.finetuning import Finetune
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
+from forgetless.methods.method import MEMORIES
 from forgetless.networks import mlp
 from forgetless.stream import Split, Stream, Task
 from forgetless.training import Ended, train, with_seed
@@ -89,7 +90,7 @@ def check(make: Callable[[], Method]) -> None:
     method = make()
     if not isinstance(method, Method):
         raise ContractError(f"{make!r} makes {type(method).__name__}, which is not a forgetless.Method")
-    if method.memory not in ("none", "reservoir", "balanced", "own"):
+    if method.memory not in MEMORIES:
         raise ContractError(f"memory is {method.memory!r}; it must be none, reservoir, balanced or own")
     stream = _small_stream(method.scenarios[0])
     _check_steps(make(), stream)

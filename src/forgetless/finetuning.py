@@ -28,7 +28,7 @@ from forgetless.buffer import Buffer
 from forgetless.checks import check_number, check_whole
 from forgetless.cross_entropy import cross_entropy
 from forgetless.engine import Engine
-from forgetless.grouping import float_tensors, joined, statistics, unwrap, without_reducer
+from forgetless.grouping import float_tensors, groups, joined, statistics, unwrap, without_reducer
 from forgetless.processes import Processes
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -98,9 +98,9 @@ def call(model: nn.Module, x: Any) -> Tensor:
 def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter]]:
     """Within: exactly the parameters in ``names`` take gradients, exactly the statistics in ``names`` are updated.
 
-    Gives those parameters. The network runs in training mode (dropout is active); where it is in training mode
-    already, a part of it that is in evaluation mode stays so, and so does what is frozen as a whole. On leaving,
-    every ``requires_grad`` flag and train/eval mode is as it was.
+    Gives those parameters. The network runs in training mode (dropout is active). Where it is in training mode already,
+    its parts keep their modes; otherwise what is frozen as a whole stays in evaluation mode. On leaving, every
+    ``requires_grad`` flag and train/eval mode is as it was.
     """
     network = unwrap(model)
     chosen = set(names)
@@ -566,7 +566,8 @@ def check_names(network: nn.Module, names: Collection[str]) -> None:
     known = float_tensors(network)
     for name in names:
         if name not in known:
-            raise ValueError(f"the network has no parameter or float buffer named {name!r}")
+            hint = f"; it is a group: forgetless.groups(model)[{name!r}]" if name in groups(network) else ""
+            raise ValueError(f"the network has no parameter or float buffer named {name!r}{hint}")
     for path, module in network.named_modules():
         own = statistics(path, module)
         if own & set(names) and not own <= set(names):
@@ -596,7 +597,11 @@ def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Bu
             rows = {name: buffer[name].reshape(len(buffer), -1) for name in buffer.columns}
             bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
             held = ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count)
-            advice = f"The buffer holds NaN or infinity: {held}" if held else "Try a smaller lr"
+            advice = (
+                f"The buffer holds NaN or infinity: {held}"
+                if held
+                else "Try a smaller lr of the finetuning (in a run: ft_lr)"
+            )
             if not held and bool((rows["y"] == -100).all(1).any()):
                 advice = "The buffer holds examples without a label (−100), and of such alone there is no loss"
             raise NonFiniteError(
@@ -607,5 +612,5 @@ def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Bu
     if not all(finite):
         raise NonFiniteError(
             f"{list(tensors)[finite.index(False)]} became infinite or NaN at the last of {len(losses)} steps of the "
-            "finetuning; the network is as it was before it. Try a smaller lr"
+            "finetuning; the network is as it was before it. Try a smaller lr of the finetuning (in a run: ft_lr)"
         )

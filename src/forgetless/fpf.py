@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from forgetless import finetuning
 from forgetless.buffer import Buffer, restore_generator
 from forgetless.checks import check_seed, check_whole
+from forgetless.engine import find_device
 from forgetless.finetuning import Augment, Finetuned, Forward, Loss
 from forgetless.grouping import unwrap
 from forgetless.processes import Processes
@@ -117,7 +118,7 @@ class FPF:
         network = unwrap(model)
         threshold = threshold if threshold is not None else (1.0 if every is None else 0.3)
         self._selection = Selection(network, groups, threshold, grouping, head)
-        self._where = None if device is None else torch.device(device)
+        self._where = None if device is None else find_device(device)
         self._capacity, self._seed, self._group = capacity, seed, process_group
         self._join()
         self._tracker = Tracker(network, self._selection.tracked, agree=self._mean)
@@ -187,13 +188,13 @@ class FPF:
         self._mark_short_task()
         done = self._finetune()
         if done is None:
-            why = self._selection.why_not(self._tracker.task_changes())
-            warn(
-                f"nothing was finetuned in {self.step} steps: {why}. Call boundary() where the data shifts, make the "
-                "window smaller (a task must have four), lower the threshold, or name the groups; to repair the "
-                "network as it is, forgetless.finetune(model, fpf.buffer, names of tensors)",
-                stacklevel=2,
-            )
+            changes = self._tracker.task_changes()
+            why, advice = self._selection.why_not(changes), "Call boundary() where the data shifts, make the window"
+            advice += " smaller (a task must have four), lower the threshold, or name the groups; to repair the "
+            advice += "network as it is, forgetless.finetune(model, fpf.buffer, names of tensors)"
+            if changes and not any(self._selection.of_weights(changes)):
+                why, advice = "no parameter moved", "Is this FPF around the network that the optimiser trains?"
+            warn(f"nothing was finetuned in {self.step} steps: {why}. {advice}", stacklevel=2)
         return done
 
     def sensitivities(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Several runs in turns on one GPU, each with its own CUDA stream and memory: small batches leave most of it idle.
 
 One thread feeds all of them. A run is given its turn when little of its work is still queued on the GPU, and where it
-has to read the GPU's losses, when that work is done; each computes what it would alone. An evaluation, and the last
-phase of GDumb, are one turn, for which the others wait.
+has to read the GPU's losses, when that work is done; each computes what it would alone. An evaluation
+is one turn, for which the others wait, and so is each epoch that GDumb trains at the end.
 """
 
 from __future__ import annotations

@@ -35,6 +35,18 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def statistics_kept(network: nn.Module) -> Iterator[None]:
+    """What passes in training mode do in here to running statistics is undone on leaving."""
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in network.named_buffers():
+                buffer.copy_(before[name])
+
+
 @dataclass(frozen=True)
 class Batch:
     """Examples as they come: images not yet augmented, labels, the number of their task (from 0)."""
@@ -72,7 +84,7 @@ class Learner:
         self.foreign = torch.tensor(foreign, device=self.device)  # (tasks, classes): whether not of the task
         self.generator = engine.generator(seed)
         self.ledger = Ledger()
-        self.finetuned = False  # whether the output layer was finetuned, after which it is what predicts
+        self.finetuned = False  # whether anything was, after which the output layer is what predicts
         self.parameters: list[Tensor] = []
         self._takes: list[bool] = []
         self._buffer = buffer
@@ -87,7 +99,8 @@ class Learner:
 
     @property
     def buffer(self) -> Buffer:
-        assert self._buffer is not None, "this method declares no memory"
+        if self._buffer is None:
+            raise ValueError('this method has no buffer: its memory is "none"; declare memory = "reservoir", say')
         return self._buffer
 
     def seen(self, task: int) -> int:

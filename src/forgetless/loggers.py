@@ -34,8 +34,8 @@ def numbers(event: Event) -> tuple[int, dict[str, float]]:
         return event.step, {"finetuning/first_loss": event.first_loss, "finetuning/last_loss": event.last_loss}
     if isinstance(event, TaskEnded):
         return event.step, {
-            **_by_task("accuracy", event.accuracies, event.task),
-            **_by_task("task_il_accuracy", event.task_il, event.task),
+            **_by_task("accuracy", event.accuracies, event.seen),
+            **_by_task("task_il_accuracy", event.task_il, event.seen),
         }
     if isinstance(event, Ended):
         return event.result.steps, _of_result(event.result)

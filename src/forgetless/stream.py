@@ -67,6 +67,11 @@ class Stream:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError(f"stream {self.name!r} has no tasks")
+        if self.scenario not in ("class", "domain"):
+            raise ValueError(f"stream {self.name!r}: scenario is {self.scenario!r}; it must be class or domain")
+        if (self.pad or self.flip) and len(self.shape) != 3:
+            said = f"pad is {self.pad} and flip {self.flip}, but an example has shape {self.shape}; they are for images"
+            raise ValueError(f"stream {self.name!r}: {said}, (channels, height, width)")
         if bool(self.mean) != bool(self.std):
             raise ValueError(f"stream {self.name!r}: mean is {self.mean} and std is {self.std}; give both, or neither")
         channels = self.shape[0] if self.shape else 1
@@ -96,9 +101,14 @@ class Stream:
                         f"stream {self.name!r}: task {number} has labels from {low} to {high}; with {self.classes} "
                         f"classes they must be 0 to {self.classes - 1}"
                     )
-            missing = set(task.classes) - set(task.train.y.unique().tolist())
-            if missing:
+            found = [set(split.y.unique().tolist()) for split in (task.train, task.test)]
+            if missing := set(task.classes) - found[0]:
                 raise ValueError(f"stream {self.name!r}: task {number} has no training example of class {min(missing)}")
+            if foreign := (found[0] | found[1]) - set(task.classes):
+                raise ValueError(
+                    f"stream {self.name!r}: task {number} has examples of class {min(foreign)}, but its classes are "
+                    f"{', '.join(map(str, task.classes))}"
+                )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,13 +136,19 @@ class Stream:
         return replace(self, tasks=(first, *self.tasks[1:]))
 
     def validation(self, fraction: float = 0.1, seed: int = 0) -> Stream:
-        """Hold out this share of each class of each task's training examples, and test on them, not on the test set."""
+        """Hold out this share of each class of each task's training examples, and test on them, not on the test set.
+
+        Tasks with the same labels in the same order hold out the same rows: they may be the same images, turned say.
+        """
         if not 0 < fraction < 1:
             raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
         generator = torch.Generator().manual_seed(seed)
-        tasks = []
-        for task in self.tasks:
-            held = stratified(task.train.y, fraction, generator)
+        tasks: list[Task] = []
+        first = self.tasks[0].train.y
+        of_first = stratified(first, fraction, generator)
+        for number, task in enumerate(self.tasks):
+            alike = number == 0 or torch.equal(task.train.y, first)
+            held = of_first if alike else stratified(task.train.y, fraction, generator)
             tasks.append(
                 Task(task.train.of((~held).nonzero()[:, 0]), task.train.of(held.nonzero()[:, 0]), task.classes)
             )
@@ -205,8 +221,8 @@ def rotated(name: str, train: Split, test: Split, tasks: int, classes: int, seed
 
 
 def from_tensors(
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any,
     sizes: Sequence[int],
     *,
     test: float = 0.2,
@@ -214,15 +230,15 @@ def from_tensors(
     seed: int = 0,
     **prepare: Any,
 ) -> Stream:
-    """A class-incremental stream from one's own tensors; a stratified share of ``test`` becomes the test set.
+    """A class-incremental stream from one's own tensors or arrays; a stratified share of ``test`` is the test set.
 
     ``x`` are images (examples, channels, height, width), or without the channels if there is one, or features.
     """
     if not 0 < test < 1:
         raise ValueError(f"test is {test}; it must be between 0 and 1")
-    if isinstance(sizes, int):
+    if isinstance(sizes, int) or not all(isinstance(size, int) for size in sizes):
         raise ValueError(f"sizes is {sizes}; it must be a list, the number of classes of each task")
-    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    x, y = torch.as_tensor(x), _numbered(y)
     if y.ndim != 1:
         raise ValueError(f"y has shape {tuple(y.shape)}; it must hold the class of each example, shape ({len(y)},)")
     labels = y.to(torch.int64)
@@ -237,9 +253,16 @@ def from_tensors(
 def from_dataset(dataset: Any, sizes: Sequence[int], **settings: Any) -> Stream:
     """A class-incremental stream from any indexable dataset of (image tensor, label): torchvision's, a user's own."""
     items = [dataset[i] for i in range(len(dataset))]
-    x = torch.stack([torch.as_tensor(item[0]) for item in items])
-    y = torch.tensor([int(item[1]) for item in items])
-    return from_tensors(x, y, sizes, **{"name": type(dataset).__name__, **settings})
+    if not items:
+        raise ValueError("dataset has no examples")
+    try:
+        x = torch.stack([torch.as_tensor(item[0]) for item in items])
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"dataset gives examples that make no tensor, the first a {type(items[0][0]).__name__}: {error}; it must "
+            "give (image, label), images as tensors of one shape (torchvision: transform=ToTensor())"
+        ) from None
+    return from_tensors(x, [item[1] for item in items], sizes, **{"name": type(dataset).__name__, **settings})
 
 
 def from_folder(folder: str | Path, sizes: Sequence[int], *, size: int | None = None, **settings: Any) -> Stream:
@@ -251,6 +274,17 @@ def from_folder(folder: str | Path, sizes: Sequence[int], *, size: int | None = 
 
     x, y, _ = read_folder(Path(folder), size)
     return from_tensors(x, y, sizes, **{"name": Path(folder).name, **settings})
+
+
+def _numbered(y: Any) -> Tensor:
+    """Labels as a tensor."""
+    try:
+        return torch.as_tensor(y)
+    except (TypeError, ValueError):
+        first = type(y[0]).__name__
+        raise ValueError(
+            f"y holds {first}; it must hold classes 0, 1, …; number them: numpy.unique(y, return_inverse=True)[1]"
+        ) from None
 
 
 def stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tensor:

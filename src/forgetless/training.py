@@ -30,6 +30,7 @@ from forgetless.flops import known, training_flops
 from forgetless.grouping import joined, unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
+from forgetless.methods.method import MEMORIES
 from forgetless.profile import Profile
 from forgetless.selection import Selection
 from forgetless.stream import Stream
@@ -94,6 +95,7 @@ class TaskEnded:
     accuracies: tuple[float, ...]  # class-IL, of all tasks, in percent
     task_il: tuple[float, ...]  # likewise, with the task known
     step: int  # the last of the task
+    seen: int  # tasks that were trained on by now: all of them where they are given at once
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,8 @@ def check_run(
     name = type(method).__name__
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
+    if method.memory not in MEMORIES:
+        raise ValueError(f"{name}.memory is {method.memory!r}; it must be none, reservoir, balanced or own")
     drawn, given = replay or batch, "replay" if replay else "batch"
     if method.memory != "none" and buffer < drawn:
         raise ValueError(
@@ -396,7 +400,8 @@ class _Training:
             accuracies = (yield from self._as_if_over(number)) if self.anytime and not last else self._evaluate()
             self.class_il.append(tuple(accuracies.class_il))
             self.task_il.append(tuple(accuracies.task_il))
-            yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step)
+            seen = len(self.stream.tasks) if self.method.joint else number + 1
+            yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step, seen)
             self.epoch = 0
         self.seconds["total"] += time.perf_counter() - self._began
         yield Ended(self._result())
@@ -538,9 +543,12 @@ class _Training:
         mean = self.feed.mean_loss()
         if not math.isfinite(mean):
             first = self.step - len(self.feed.sizes) + self.feed.first_bad() + 1
+            x = self.stream.tasks[self.number].train.x
+            advice = f"try a smaller lr than {self.lr}, or a smaller weight of what the method adds to the loss"
+            if x.is_floating_point() and not bool(x.isfinite().all()):
+                advice = "the examples of this task hold NaN or infinity"
             raise finetuning.NonFiniteError(
-                f"the loss became {mean} at step {first}, in epoch {self.epoch + 1} of task {self.number + 1}; try a "
-                f"smaller lr than {self.lr}"
+                f"the loss became {mean} at step {first}, in epoch {self.epoch + 1} of task {self.number + 1}; {advice}"
             )
         return mean
 
@@ -584,7 +592,7 @@ class _Training:
             epoch_changes=tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_epochs),
             task_changes=tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_tasks),
             tensor_changes=repair.tensor_changes(),
-            boundaries=tuple(dynamics.boundaries([row.changes.tolist() for row in tracker.between_epochs])),
+            boundaries=tuple(dynamics.boundaries([repair.weights(row) for row in tracker.between_epochs])),
             profile=repair.selection.profile(tracker.task_changes(), len({row.task for row in tracker.between_tasks})),
             finetunings=tuple(self.finetunings),
             flops=self.learner.ledger.to_dict(),
@@ -684,6 +692,10 @@ class Repair:
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
+
+    def weights(self, row: Row) -> list[float]:
+        """The changes of all but statistics, by which a boundary is told, as ``FPF`` tells it."""
+        return self.selection.of_weights(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
 
     def tensor_changes(self) -> dict[str, list[float]]:
         """How far each tensor moved from one task to the next: a value for each pair of tasks, mean over epochs."""

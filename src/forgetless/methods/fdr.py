@@ -5,12 +5,12 @@
 
 The memory holds equal shares of all tasks seen. Its outputs are those of a training pass, as in the DER authors' code:
 images augmented, batch norm with the statistics of each batch. In evaluation mode they would be wrong: the running
-statistics are between those of new and of stored images, which are trained on apart.
+statistics are between those of new and of stored images, which are trained on apart. Theirs move them towards the new
+images on the way, which spoils the old ones; here they stay.
 """
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner, evaluating
+from forgetless.learner import Batch, Learner, evaluating, statistics_kept
 from forgetless.methods.method import Method, sample, setting
 from forgetless.stream import Task
 
@@ -45,8 +45,9 @@ class FDR(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = max(1, learner.buffer.capacity // (number + 1))
         new = sample(task.train, share, learner)
-        parts = new.x.to(learner.device).tensor_split(-(-len(new) // learner.batch))
-        with nullcontext() if len(new) >= learner.least else evaluating(learner.network):
+        parts = new.x.to(learner.device).tensor_split(max(1, len(new) // learner.batch))
+        as_trained = statistics_kept if len(new) >= learner.least else evaluating
+        with as_trained(learner.network):
             logits = torch.cat([learner.forward(learner.augment(part)) for part in parts])
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}

@@ -14,6 +14,8 @@ from forgetless.checks import check_number
 from forgetless.learner import Batch, Learner
 from forgetless.stream import Split, Task
 
+MEMORIES = ("none", "reservoir", "balanced", "own")
+
 
 class Method(ABC):
     """A way to train on a stream. Subclasses are dataclasses whose fields are their settings, each with ``setting(…)``.
@@ -40,6 +42,8 @@ class Method(ABC):
         for one in fields(own) if is_dataclass(own) else ():
             if bounds := one.metadata.get("bounds"):
                 check_number(one.name, getattr(self, one.name), **bounds)
+            if one.type in ("int", int) and getattr(self, one.name) != int(getattr(self, one.name)):
+                raise ValueError(f"{one.name} is {getattr(self, one.name)}; it must be a whole number")
 
     def begin(self, learner: Learner) -> None:  # noqa: B027
         """Before anything else in a run: take what is needed of the learner, refuse a network it cannot train.
@@ -129,4 +133,6 @@ def sample(split: Split, size: int, learner: Learner) -> Split:
 
 def setting(default: Any, help: str, **bounds: float) -> Any:
     """A field of a method that is one of its settings: a line of help, and its range (above, least, most)."""
+    if unknown := set(bounds) - {"above", "least", "most"}:
+        raise TypeError(f"a setting has the bounds above, least and most, not {', '.join(sorted(unknown))}")
     return field(default=default, metadata={"help": help, "bounds": bounds})

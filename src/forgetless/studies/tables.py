@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
 from forgetless.catalogue import check_name, unknown
+from forgetless.presets import STREAM_DEFAULTS
 from forgetless.report import Row
 from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned, steps, way
 from forgetless.targets import Target, targets
@@ -16,6 +17,7 @@ from forgetless.targets import Target, targets
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+FREEZABLE = {True: ("fc1", "fc2", "fc3"), False: ("block1", "block2", "block3", "block4", "fc")}  # of an MLP, a ResNet
 REPLAYING = ("er", "agem", "icarl", "fdr", "der", "derpp")
 
 
@@ -66,8 +68,8 @@ def _elsewhere(name: str, found: Sequence[Target], options: Options) -> list[Lin
         method, given = way(label, stream, options.buffer)
         given |= {} if options.buffer is None else {"buffer": options.buffer}
         given |= {"anytime": True} if name == "anytime" and "repair" in given else {}
-        frozen: tuple[str, ...] = ("", "fc1", "fc2", "fc3") if name == "freeze" else ("",)
-        for group in frozen:
+        network = STREAM_DEFAULTS.get(stream, {}).get("network", "resnet18")
+        for group in ("", *FREEZABLE[network == "mlp"]) if name == "freeze" else ("",):
             own = given | ({"freeze": (group,)} if group else {})
             lines.append(
                 Line(label + (f", {group} frozen" if group else ""), planned(stream, method, own, options), at=(group,))
