@@ -4,11 +4,13 @@ A task trains the weights that are still free, and the others take part as they 
 weights the largest by magnitude are kept, the rest set to 0; the kept are trained for ``retrain_epochs`` more, and are
 then owned by the task. Task t is predicted with the weights owned by tasks up to t, all others at 0.
 
-As in the paper: layers are pruned each for itself; biases, and the weights and statistics of normalisation, are fixed
-after the first task; the loss is over the classes of the task alone, whose rows of the output layer are a head of its
-own, not pruned. Weights are those of Linear and Conv2d layers; what else a network has is fixed with the biases.
-Deviations: by default a task keeps 1 / (tasks left) of the free weights, so that all get as many, in place of a share
-set by hand; the last one then has nothing to prune, and is not retrained. Weight decay leaves alone what does not move.
+As in the paper: layers are pruned each for itself; biases are fixed after the first task; the loss is over the classes
+of the task alone, whose rows of the output layer are a head of its own, not pruned. Weights are those of Linear and
+Conv2d layers; what else a network has is fixed with the biases, but for normalisation.
+Deviations: every task has weights and statistics of normalisation of its own, where the paper, whose network is trained
+before, fixes those of the first: in a network that is not, with batch norm, the second task then soon diverges. By
+default a task keeps 1 / (tasks left) of the free weights, so that all get as many, in place of a share set by hand; the
+last one then has nothing to prune, and is not retrained. Weight decay leaves alone what does not move.
 
 Class-IL prediction is by the network as it is: the masks of the latest task, all classes competing, though no loss ever
 compared classes of two tasks. A finetuning (FPF, k-FPF) moves whatever is in its groups, owned or not, and what it
@@ -46,6 +48,7 @@ class PackNet(Method):
     output: str = field(default="", init=False, repr=False)
     owner: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the task of each weight of ``hidden``
     masks: list[Tensor] = field(default_factory=list, init=False, repr=False)  # of each parameter: 1 where it moves
+    norms: list[dict[str, Tensor]] = field(default_factory=list, init=False, repr=False)  # of each task that has ended
     ended: int = field(default=0, init=False, repr=False)  # tasks
 
     def __post_init__(self) -> None:
@@ -61,7 +64,7 @@ class PackNet(Method):
         self.hidden = [name for name in dict.fromkeys(called) if name != self.output]
         weights = self._weights(learner)
         self.owner = [torch.full_like(weight, FREE, dtype=torch.int16) for weight in weights.values()]
-        self.ended = 0
+        self.norms, self.ended = [], 0
         self.masks = self._moving(learner, 0, FREE)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,6 +81,7 @@ class PackNet(Method):
             self.masks = self._moving(learner, number, number)
             for _ in range(self.retrain_epochs):
                 self._retrain(learner, task, number)
+        self.norms.append({name: tensor.clone() for name, tensor in self._normalisation(learner).items()})
         self.ended = number + 1
         self._settle(learner)
 
@@ -94,25 +98,32 @@ class PackNet(Method):
             return self.predict(learner, x)
         pairs = zip(self._weights(learner).items(), self.owner, strict=True)
         owned = {name: weight * (owner <= task) for (name, weight), owner in pairs}
-        return learner.engine.forward(Replaced(unwrap(learner.network), owned), x)
+        return learner.engine.forward(Replaced(unwrap(learner.network), owned | self.norms[task]), x)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
-        return {"owner": list(self.owner), "ended": self.ended}
+        return {"owner": list(self.owner), "norms": list(self.norms), "ended": self.ended}
 
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         pairs = zip(self.owner, state["owner"], strict=True)
         self.owner = [torch.empty_like(mine).copy_(owner) for mine, owner in pairs]
+        now = self._normalisation(learner)
+        self.norms = [{name: torch.empty_like(now[name]).copy_(one[name]) for name in now} for one in state["norms"]]
         self.ended = state["ended"]
         self._settle(learner)
 
     def _settle(self, learner: Learner) -> None:
-        """Once a task has ended: what the next one moves; normalisation keeps its statistics."""
-        if not self.ended:
-            return
-        self.masks = self._moving(learner, min(self.ended, learner.tasks - 1), FREE)
-        for module in unwrap(learner.network).modules():
+        """Once a task has ended: what the next one moves."""
+        if self.ended:
+            self.masks = self._moving(learner, min(self.ended, learner.tasks - 1), FREE)
+
+    def _normalisation(self, learner: Learner) -> dict[str, Tensor]:
+        """Weights and statistics of all normalisation layers, by name."""
+        found = {}
+        for path, module in unwrap(learner.network).named_modules():
             if is_norm(module):
-                module.eval()
+                own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+                found |= {joined(path, name): tensor.detach() for name, tensor in own if tensor.is_floating_point()}
+        return found
 
     def _weights(self, learner: Learner) -> dict[str, Tensor]:
         network = unwrap(learner.network)
@@ -121,6 +132,7 @@ class PackNet(Method):
 
     def _moving(self, learner: Learner, task: int, owner: int) -> list[Tensor]:
         """For each parameter 1 where it moves while this task is trained: of the layers, the weights of this owner."""
+        always = self._normalisation(learner)
         names = [joined(layer, "weight") for layer in self.hidden]
         moving = {name: whose == owner for name, whose in zip(names, self.owner, strict=True)}
         heads = [joined(self.output, name) for name in ("weight", "bias")]
@@ -131,7 +143,7 @@ class PackNet(Method):
             elif name in heads:
                 mask = ~learner.foreign[task].reshape(-1, *[1] * (parameter.ndim - 1))
             else:
-                mask = torch.tensor(task == 0, device=learner.device)
+                mask = torch.tensor(task == 0 or name in always, device=learner.device)
             made.append(torch.empty_like(parameter.detach()).copy_(mask))
         return made
 
