@@ -118,7 +118,7 @@ class PackNet(Method):
 
     def _normalisation(self, learner: Learner) -> dict[str, Tensor]:
         """Weights and statistics of all normalisation layers, by name."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for path, module in unwrap(learner.network).named_modules():
             if is_norm(module):
                 own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
