@@ -153,8 +153,8 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         },
     },
     "rot-mnist": {
-        "k-fpf+sgd": {"lr": 0.2, "ft_lr": 0.2, "every": 200},
-        "k-fpf-kd+sgd": {"lr": 0.3, "ft_lr": 0.1, "kd": 0.5},
+        "k-fpf+sgd": {"lr": 0.2, "ft_lr": 0.2, "every": 500},
+        "k-fpf-kd+sgd": {"lr": 0.3, "ft_lr": 0.1, "every": 200, "kd": 0.5},
     },
     "seq-cifar10": {
         "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": {200: 0.05, 500: 0.03}, "every": 500, "threshold": 0.1},
