@@ -1,3 +1,4 @@
+import numpy
 import pytest
 import torch
 from PIL import Image
@@ -98,6 +99,8 @@ def test_labels_that_are_words_and_images_that_are_no_tensors_are_named():
         stream.from_dataset(Images([(object(), 0), (object(), 1)]), [1, 1])
     with pytest.raises(ValueError, match="y holds str"):
         stream.from_dataset(Images([(torch.rand(3), "cat"), (torch.rand(3), "dog")]), [1, 1])
+    items = [(torch.rand(3), numpy.array([label])) for label in (0, 1, 0, 1)]  # labels as MedMNIST gives them
+    assert [task.classes for task in stream.from_dataset(Images(items), [1, 1], test=0.5).tasks] == [(0,), (1,)]
     with pytest.raises(ValueError, match="dataset has no examples"):
         stream.from_dataset(Images([]), [1, 1])
     with pytest.raises(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -236,11 +237,11 @@ def from_tensors(
     """
     if not 0 < test < 1:
         raise ValueError(f"test is {test}; it must be between 0 and 1")
-    if isinstance(sizes, int) or not all(isinstance(size, int) for size in sizes):
+    if isinstance(sizes, int) or not all(isinstance(size, Integral) for size in sizes):
         raise ValueError(f"sizes is {sizes}; it must be a list, the number of classes of each task")
     x, y = torch.as_tensor(x), _numbered(y)
     if y.ndim != 1:
-        raise ValueError(f"y has shape {tuple(y.shape)}; it must hold the class of each example, shape ({len(y)},)")
+        raise ValueError(f"y has shape {tuple(y.shape)}; it must hold the class of each example, shape ({len(x)},)")
     labels = y.to(torch.int64)
     if not torch.equal(labels.to(y.dtype), y):
         raise ValueError("y must hold classes, as whole numbers; it holds fractions")
@@ -262,7 +263,8 @@ def from_dataset(dataset: Any, sizes: Sequence[int], **settings: Any) -> Stream:
             f"dataset gives examples that make no tensor, the first a {type(items[0][0]).__name__}: {error}; it must "
             "give (image, label), images as tensors of one shape (torchvision: transform=ToTensor())"
         ) from None
-    return from_tensors(x, [item[1] for item in items], sizes, **{"name": type(dataset).__name__, **settings})
+    y = [label.item() if hasattr(label, "item") else label for _, label, *_ in items]  # MedMNIST's are arrays of one
+    return from_tensors(x, y, sizes, **{"name": type(dataset).__name__, **settings})
 
 
 def from_folder(folder: str | Path, sizes: Sequence[int], *, size: int | None = None, **settings: Any) -> Stream:

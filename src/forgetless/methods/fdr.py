@@ -5,8 +5,8 @@
 
 The memory holds equal shares of all tasks seen. Its outputs are those of a training pass, as in the DER authors' code:
 images augmented, batch norm with the statistics of each batch. In evaluation mode they would be wrong: the running
-statistics are between those of new and of stored images, which are trained on apart. Theirs move them towards the new
-images on the way, which spoils the old ones; here they stay.
+statistics are between those of new and of stored images, which are trained on apart. Where the authors' passes move
+these statistics towards the new images, at the cost of the old ones, they stay here.
 """
 
 from __future__ import annotations

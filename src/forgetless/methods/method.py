@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import field, fields, is_dataclass
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -42,8 +43,8 @@ class Method(ABC):
         for one in fields(own) if is_dataclass(own) else ():
             if bounds := one.metadata.get("bounds"):
                 check_number(one.name, getattr(self, one.name), **bounds)
-            if one.type in ("int", int) and getattr(self, one.name) != int(getattr(self, one.name)):
-                raise ValueError(f"{one.name} is {getattr(self, one.name)}; it must be a whole number")
+            if one.type in ("int", int) and not isinstance(getattr(self, one.name), Integral):
+                raise ValueError(f"{one.name} is {getattr(self, one.name)!r}; it must be a whole number")
 
     def begin(self, learner: Learner) -> None:  # noqa: B027
         """Before anything else in a run: take what is needed of the learner, refuse a network it cannot train.
