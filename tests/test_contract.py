@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import forgetless
 from forgetless import METHODS, Method, catalogue
 from forgetless.contract import ContractError
+from forgetless.methods.method import setting
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -102,6 +103,11 @@ def test_a_good_one_passes():
         (broken(step=infinite), "1: the loss of a step is inf; it must be one finite number"),
         (broken(predict=moving), "5: evaluation changes the network"),
         (broken(memory="all"), "memory is 'all'; it must be none, reservoir, balanced or own"),
+        (
+            broken(alpha=setting(0.1, "weight")),
+            r"Broken has settings \(alpha\) and is no dataclass: put @dataclass above",
+        ),
+        (Good(), r"Good\(…\) is a method; give what makes methods, its class or a function: check\(Good\)"),
         (Unrepeatable, "3: two runs with the same seed"),
         (Sharing, "6: a second instance|3: two runs"),
         (lambda: 3, "makes int, which is not a forgetless.Method"),

@@ -391,10 +391,18 @@ def test_where_no_group_is_above_the_threshold_the_run_ends_without_a_finetuning
 
 
 def test_where_a_method_has_frozen_what_is_chosen_nothing_is_said_to_be_finetuned():
+    class Fixing(SGD):
+        """Keeps the statistics of the first task."""
+
+        def end_task(self, learner, task, number):
+            for module in learner.network.modules():
+                if isinstance(module, torch.nn.BatchNorm2d):
+                    module.eval()
+
     model = with_seed(lambda: networks.resnet18(4, width=4), 0)
     with pytest.warns(UserWarning, match=r"nothing was finetuned at the end: bn\.stats, which is chosen, is frozen"):
         *_, end = train(
-            image_stream(), catalogue.load("method", "packnet")(), model, epochs=1, batch=8, lr=0.05, buffer=24,
+            image_stream(), Fixing(), model, epochs=1, batch=8, lr=0.05, buffer=24,
             finetune=Finetune(steps=3, groups=("bn.stats",), batch=8),
         )  # fmt: skip
     assert end.result.finetunings == end.result.profile.chosen == ()

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from forgetless import __version__, catalogue, page, record, report
+import forgetless
+from forgetless import catalogue, page, record, report
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule
 
@@ -115,8 +116,8 @@ def run(
         _say_settings(settings, sources)
     if file.exists():
         found = record.of(out, settings)
-        made_by = found.versions.get("forgetless", __version__)
-        by = "" if made_by == __version__ else f", made by version {made_by}; to do it anew, remove it"
+        made_by = found.versions.get("forgetless", forgetless.__version__)
+        by = "" if made_by == forgetless.__version__ else f", made by version {made_by}; to do it anew, remove it"
         notes.print(f"this run has a record already, {file}: it is not done again{by}", soft_wrap=True)
     else:
         schedule = _schedule(checkpoint_steps, checkpoint_seconds)

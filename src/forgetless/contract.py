@@ -29,7 +29,7 @@ from forgetless.evaluation import evaluate
 from forgetless.finetuning import Finetune
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
-from forgetless.methods.method import MEMORIES
+from forgetless.methods.method import check_declared
 from forgetless.networks import mlp
 from forgetless.stream import Split, Stream, Task
 from forgetless.training import Ended, train, with_seed
@@ -85,13 +85,18 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def check(make: Callable[[], Method]) -> None:
+def check(make: Callable[[], Method] | Method) -> None:
     """Raise ``ContractError`` unless the methods that ``make()`` gives keep the contract; takes a second or two."""
+    if isinstance(make, Method):
+        name = type(make).__name__
+        raise ContractError(f"{name}(…) is a method; give what makes methods, its class or a function: check({name})")
     method = make()
     if not isinstance(method, Method):
         raise ContractError(f"{make!r} makes {type(method).__name__}, which is not a forgetless.Method")
-    if method.memory not in MEMORIES:
-        raise ContractError(f"memory is {method.memory!r}; it must be none, reservoir, balanced or own")
+    try:
+        check_declared(method)
+    except ValueError as error:
+        raise ContractError(str(error)) from None
     stream = _small_stream(method.scenarios[0])
     _check_steps(make(), stream)
     weights = _weights(make(), stream)

@@ -30,7 +30,7 @@ from forgetless.flops import known, training_flops
 from forgetless.grouping import joined, unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
-from forgetless.methods.method import MEMORIES
+from forgetless.methods.method import check_declared
 from forgetless.profile import Profile
 from forgetless.selection import Selection
 from forgetless.stream import Stream
@@ -261,8 +261,7 @@ def check_run(
     name = type(method).__name__
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
-    if method.memory not in MEMORIES:
-        raise ValueError(f"{name}.memory is {method.memory!r}; it must be none, reservoir, balanced or own")
+    check_declared(method)
     drawn, given = replay or batch, "replay" if replay else "batch"
     if method.memory != "none" and buffer < drawn:
         raise ValueError(

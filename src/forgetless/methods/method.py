@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from numbers import Integral
 from typing import Any, ClassVar
 
@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from forgetless.checks import check_number
 from forgetless.learner import Batch, Learner
 from forgetless.stream import Split, Task
-
-MEMORIES = ("none", "reservoir", "balanced", "own")
 
 
 class Method(ABC):
@@ -124,6 +122,17 @@ def _here(value: Any, learner: Learner) -> Any:
 def _memory(network: nn.Module) -> set[int]:
     """Where the parameters and buffers of a network are."""
     return {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+
+
+def check_declared(method: Method) -> None:
+    """An error for what a class of one's own may declare wrongly."""
+    own = type(method)
+    if method.memory not in ("none", "reservoir", "balanced", "own"):
+        raise ValueError(f"{own.__name__}.memory is {method.memory!r}; it must be none, reservoir, balanced or own")
+    if bare := [name for name, value in vars(own).items() if isinstance(value, Field)]:
+        raise ValueError(
+            f"{own.__name__} has settings ({', '.join(bare)}) and is no dataclass: put @dataclass above it"
+        )
 
 
 def sample(split: Split, size: int, learner: Learner) -> Split:
