@@ -62,13 +62,7 @@ def test_steps_of_a_run_count_training_and_finetuning():
     assert reproduce.steps("seq-pathmnist") == 14_075  # those of its records; the paper's k = 9 at τ = 1500
     assert reproduce.training_steps(settings) == 14_075 + (9 + 1) * 100
 
-
-@pytest.mark.parametrize("stream", ["seq-pathmnist", "seq-pacs", "seq-digits"])
-@pytest.mark.parametrize("k", [2, 5, 9, 21, 41])
-def test_k_finetunings_are_k_the_last_at_the_end(stream, k):
-    total = reproduce.steps(stream)
-    every = total // k + 1  # as in k-tau and fpf-all
-    assert total // every + 1 == k
+    assert reproduce.steps("seq-pacs") == 1260  # likewise
 
 
 def test_runs_are_planned_for_each_seed_and_once_for_lines_that_share_them():

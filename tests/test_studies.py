@@ -108,6 +108,12 @@ def test_findings_of_the_dynamics_are_worked_from_the_changes(records):
     assert not studies.movement.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
 
 
+def test_k_finetunings_are_k_the_last_at_the_end():
+    lines = studies.ITEMS["k-tau"].lines(Options("seq-pathmnist", seeds=1))
+    times = {k: 14_075 // every + 1 for k, every, _ in (each.at for each in lines)}  # of the steps its records have
+    assert times == {k: k for k in (2, 5, 9, 21, 41, 121)}
+
+
 def test_what_is_frozen_in_a_quick_reproduction_are_groups_of_the_streams_network():
     lines = studies.ITEMS["freeze"].lines(Options("seq-organamnist", quick=True))
     frozen = {one.settings.freeze for each in lines for one in each.runs}
