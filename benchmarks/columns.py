@@ -4,6 +4,7 @@
     python benchmarks/columns.py final --stream seq-cifar10 --buffer 500 --work FOLDER
     python benchmarks/columns.py keep --stream seq-cifar10 --buffer 500 --work FOLDER
 
+With ``--network vgg11`` the column is that of another network than the stream's own, with grids of its own.
 ``search`` trains every point of the grids below with a tenth of the training images held out, all in one pack of lanes,
 and writes FOLDER/chosen-….json; ``final`` trains the best point of each row with seeds 0, 1, …; ``keep`` copies the
 records of the final runs, less what takes room, and the choice into results/. What has a record in FOLDER is not done
@@ -31,6 +32,7 @@ Point = dict[str, Any]
 Grid = dict[str, list[Any]]
 
 TAIL: Grid = {"ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]}  # of FPF: points that share a training
+SPARING: Grid = {"ft_lr": [0.1, 0.03], "threshold": [1.0, 0.1]}
 DENSE: Grid = {"lr": [0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}
 
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
@@ -69,10 +71,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03, 0.01]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03, 0.01]}],
-        "fpf+fdr": [
-            {"ft_lr": [0.1, 0.03]},
-            {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], **TAIL},
-        ],
+        "fpf+fdr": [{"lr": [0.03], "alpha": [0.3, 1.0, 3.0], **SPARING}],
         "fpf+agem": [
             {"ft_lr": [0.1, 0.03]},
             {"lr": [0.01, 0.03, 0.1], **TAIL},
@@ -103,16 +102,16 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.03], "ft_lr": [0.1, 0.3]},
             {"lr": [0.01], **TAIL},
             {"lr": [0.03], **TAIL, "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.03, 0.01], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [1.0]},
         ],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [
-            {"ft_lr": [0.1, 0.3]},
-            {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], **TAIL},
-        ],
+        "fpf+fdr": [{"lr": [0.03], "alpha": [0.3, 1.0, 3.0], **SPARING}],
         "fpf+agem": [
             {"ft_lr": [0.1, 0.3]},
             {"lr": [0.01, 0.03, 0.1], **TAIL},
+            {"lr": [0.01, 0.03], "ft_lr": [0.03, 0.01], "threshold": [0.1]},
         ],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}, {"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf+der": [{"ft_lr": [0.03, 0.1], "every": [500], "threshold": [0.1]}],
@@ -132,11 +131,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.1, 0.03]}],
         "fpf+der": [{"ft_lr": [0.1, 0.03]}],
         "fpf+derpp": [{"ft_lr": [0.1, 0.03]}],
-        "fpf+fdr": [
-            {"ft_lr": [0.1]},
-            {"alpha": [1.0, 3.0], "ft_lr": [0.1], "threshold": [0.1]},
-            {"lr": [0.1], "alpha": [1.0, 3.0, 10.0], **TAIL},
-        ],
+        "fpf+fdr": [{"lr": [0.1], "alpha": [1.0, 3.0], **SPARING}],
         "fpf+agem": [{"ft_lr": [0.1]}, {"lr": [0.03, 0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1, 0.03]}],
         "sgd": [{}],
@@ -159,7 +154,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"ft_lr": [0.03]},
             {"lr": [0.03, 0.1], "alpha": [0.2, 0.5], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]},
         ],
-        "fpf+fdr": [{"ft_lr": [0.1]}, {"lr": [0.03, 0.1], "alpha": [3.0, 10.0], **TAIL}],
+        "fpf+fdr": [{"lr": [0.1], "alpha": [1.0, 3.0], **SPARING}],
         "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1]}],
         "gdumb": [{}],
@@ -234,6 +229,19 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
     },
+    "seq-cifar10-vgg11": {  # no batch norm: smaller learning rates
+        "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.01, 0.03], "every": [500], "threshold": [0.3, 0.1]}],
+        "fpf+er": [{"lr": [0.01, 0.03, 0.1], **SPARING}],
+        "fpf+agem": [{"lr": [0.01, 0.03], **SPARING}],
+        "fpf+icarl": [{"lr": [0.03, 0.1], **SPARING}],
+        "fpf+fdr": [{"lr": [0.01, 0.03], "alpha": [1.0], **SPARING}],
+        "fpf+der": [{"lr": [0.01, 0.03], **SPARING}],
+        "fpf+derpp": [{"lr": [0.01, 0.03], **SPARING}],
+        "joint": [{"lr": [0.01, 0.03]}],
+        "sgd": [{"lr": [0.01, 0.03]}],
+        "oewc": [{"lr": [0.01, 0.03]}],
+        "gdumb": [{}],
+    },
     "seq-digits": {  # to try the script
         "k-fpf-ce": [{"lr": [0.1], "ft_lr": [0.05, 0.1]}],
         "k-fpf-kd": [{"kd": [0.1]}],
@@ -243,8 +251,13 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
 }
 
 
-def grids_of(stream: str, buffer: int) -> dict[str, list[Grid]]:
-    return GRIDS.get(f"{stream}-{buffer}", GRIDS[stream])
+def column(arguments: argparse.Namespace) -> str:
+    """The stream, and the network where it is not the stream's own."""
+    return "-".join(filter(None, (arguments.stream, arguments.network)))
+
+
+def grids_of(column: str, buffer: int) -> dict[str, list[Grid]]:
+    return GRIDS.get(f"{column}-{buffer}", GRIDS[column])
 
 
 def points(grids: list[Grid]) -> Iterator[Point]:
@@ -261,6 +274,7 @@ def settings(
     else:
         method, given = way("k-fpf-ce" if row.startswith("k-fpf-dense") else row, arguments.stream)
     common = {"buffer": buffer, "seed": seed, "device": arguments.device, "validation": validation}
+    common |= {"network": arguments.network} if arguments.network else {}
     common |= {"anytime": True} if arguments.anytime and not validation else {}
     return resolve(arguments.stream, method, {**given, **point, **common})[0]
 
@@ -281,15 +295,15 @@ def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
         )
 
 
-def chosen_path(folder: Path, stream: str, buffer: int) -> Path:
-    return folder / f"chosen-{stream}-{buffer}.json"
+def chosen_path(folder: Path, buffer: int, arguments: argparse.Namespace) -> Path:
+    return folder / f"chosen-{column(arguments)}-{buffer}.json"
 
 
 def wanted(buffer: int, arguments: argparse.Namespace) -> list[str]:
     """Those of the rows asked for that this buffer has a grid of."""
-    own = grids_of(arguments.stream, buffer)
+    own = grids_of(column(arguments), buffer)
     asked = arguments.rows.split(",") if arguments.rows else list(own)
-    known = {row for size in arguments.buffer for row in grids_of(arguments.stream, size)}
+    known = {row for size in arguments.buffer for row in grids_of(column(arguments), size)}
     if unknown := set(asked) - known:
         raise ValueError(f"rows is {arguments.rows}; there is no grid of {', '.join(sorted(unknown))}")
     return [row for row in own if row in asked]
@@ -301,14 +315,14 @@ def search(arguments: argparse.Namespace) -> None:
     known: dict[tuple[int, str], float | None] = {}
     found: dict[int, dict[str, Any]] = {}
     for buffer in arguments.buffer:
-        file = chosen_path(arguments.work, arguments.stream, buffer)
+        file = chosen_path(arguments.work, buffer, arguments)
         found[buffer] = json.loads(file.read_text())["rows"] if file.exists() else {}
         for row, own in found[buffer].items():
             known |= {
                 (buffer, json.dumps([row, entry["point"]])): entry["validation_accuracy"] for entry in own["grid"]
             }
         for row in wanted(buffer, arguments):
-            own = list(points(grids_of(arguments.stream, buffer)[row]))
+            own = list(points(grids_of(column(arguments), buffer)[row]))
             for point in own:
                 key = (buffer, json.dumps([row, point]))
                 if len(own) > 1 and known.get(key) is None:
@@ -317,7 +331,7 @@ def search(arguments: argparse.Namespace) -> None:
     for buffer in arguments.buffer:
         for row in wanted(buffer, arguments):
             tried: list[dict[str, Any]] = []
-            for point in points(grids_of(arguments.stream, buffer)[row]):
+            for point in points(grids_of(column(arguments), buffer)[row]):
                 key = (buffer, json.dumps([row, point]))
                 accuracy = known.get(key)
                 if key in planned and (made := record.find(arguments.work, planned[key])) is not None:
@@ -327,11 +341,11 @@ def search(arguments: argparse.Namespace) -> None:
             found[buffer][row] = {"chosen": best["point"], "grid": tried}
             print(buffer, row, best)
         values = {"rows": found[buffer], **provenance(arguments.device)}
-        record.write_json(values, chosen_path(arguments.work, arguments.stream, buffer))
+        record.write_json(values, chosen_path(arguments.work, buffer, arguments))
 
 
 def finals(buffer: int, arguments: argparse.Namespace) -> list[Settings]:
-    chosen = json.loads(chosen_path(arguments.work, arguments.stream, buffer).read_text())["rows"]
+    chosen = json.loads(chosen_path(arguments.work, buffer, arguments).read_text())["rows"]
     return [
         settings(row, chosen[row]["chosen"], seed, buffer, arguments, validation=False)
         for row in wanted(buffer, arguments)
@@ -340,29 +354,33 @@ def finals(buffer: int, arguments: argparse.Namespace) -> list[Settings]:
     ]
 
 
+def copy(settings: Settings, work: Path, folder: Path) -> None:
+    """The record of a run, less what takes room."""
+    made = record.find(work, settings)
+    if made is None:
+        print(f"no record of {settings.label} seed {settings.seed}")
+        return
+    target = record.path(folder, settings)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(made.to_dict() | {"tensor_changes": {}}) + "\n")
+
+
 def keep(arguments: argparse.Namespace) -> None:
-    folder = RESULTS / arguments.stream
+    folder = RESULTS / column(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     for buffer in arguments.buffer:
         for one in finals(buffer, arguments):
-            made = record.find(arguments.work, one)
-            if made is None:
-                print(f"no record of {one.label} seed {one.seed}")
-            else:
-                values = made.to_dict()
-                values["tensor_changes"] = {}
-                target = record.path(folder, one)
-                target.parent.mkdir(exist_ok=True)
-                target.write_text(json.dumps(values) + "\n")
-        shutil.copy(chosen_path(arguments.work, arguments.stream, buffer), folder)
+            copy(one, arguments.work, folder)
+        shutil.copy(chosen_path(arguments.work, buffer, arguments), folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["search", "final", "keep"])
     parser.add_argument(
-        "--stream", default="seq-cifar10", choices=[stream for stream in GRIDS if not stream.endswith("-200")]
+        "--stream", default="seq-cifar10", choices=[name for name in GRIDS if not name.endswith(("-200", "-vgg11"))]
     )
+    parser.add_argument("--network", help="in place of the stream's own")
     parser.add_argument("--buffer", type=int, nargs="+", default=[500])
     parser.add_argument("--rows", help="only these, with commas between")
     parser.add_argument("--seeds", type=int, default=5)
@@ -371,6 +389,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
+    if column(arguments) not in GRIDS:
+        raise SystemExit(f"network is {arguments.network}; there are no grids of it for {arguments.stream}")
     if arguments.what == "search":
         search(arguments)
     elif arguments.what == "final":
