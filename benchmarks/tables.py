@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import findings, pictures, readme, reliability, results, speed, transformers
+from pages import findings, pictures, readme, reliability, results, speed, studies, transformers
 from pages.found import COLUMNS, DOCS
 
 
@@ -19,6 +19,7 @@ def main() -> None:
     written = {
         "../README.md": readme.page(),
         "results.md": results.page(),
+        "studies.md": studies.page(),
         "findings.md": findings.page(),
         "speed.md": speed.page(),
         "reliability.md": reliability.page(),
@@ -35,6 +36,7 @@ def main() -> None:
     for stream, buffer in COLUMNS:
         pictures.cost(stream, buffer, DOCS / f"cost-{stream}-{buffer}.svg")
     pictures.moving()
+    studies.pictures()
     pictures.method("seq-cifar10")
 
 

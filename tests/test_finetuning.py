@@ -1,5 +1,7 @@
 import copy
 import random
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -441,3 +443,16 @@ def test_the_name_of_a_group_is_told_from_that_of_a_tensor():
     model = networks.mlp(5, inputs=12)
     with pytest.raises(ValueError, match=r"named 'fc3'; it is a group: forgetless.groups\(model\)\['fc3'\]"):
         finetune(model, filled(shape=(3, 2, 2)), ["fc3"])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_as_the_first_thing_on_a_gpu_torch_does_not_warn():
+    code = """
+import torch
+from forgetless import Buffer, finetune
+buffer = Buffer(8)
+buffer.add({"x": torch.rand(8, 4).cuda(), "y": torch.zeros(8, dtype=torch.int64).cuda()})
+model = torch.nn.Linear(4, 2).cuda()
+finetune(model, buffer, ["weight"], steps=1, lr=0.1, batch=4)
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -12,7 +12,14 @@ import pytest
 from helpers import command, ended
 
 DOCS = Path(__file__).parent.parent / "docs"
-GENERATED = {"results.md", "findings.md", "speed.md", "reliability.md", "transformers.md"}  # by benchmarks/tables.py
+GENERATED = {
+    "results.md",
+    "studies.md",
+    "findings.md",
+    "speed.md",
+    "reliability.md",
+    "transformers.md",
+}  # by benchmarks/tables.py
 BLOCK = re.compile(r'^```(python|bash|toml)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED and BLOCK.search(path.read_text()))
 NEEDS = {"avalanche.md": "pytorchcv", "lightning.md": "lightning", "huggingface.md": "transformers"}

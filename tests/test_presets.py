@@ -6,8 +6,10 @@ import pytest
 from forgetless import catalogue, presets, record
 from forgetless.config import resolve
 from forgetless.presets import preset
+from forgetless.reproduce import way
 
 RECORDS = Path(__file__).parent.parent / "benchmarks" / "records"
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def test_every_name_in_the_presets_is_known():
@@ -88,3 +90,19 @@ def test_every_committed_record_is_repeated_by_its_command(file):
     if made.settings["repair"] != "none":
         given["repair"] = made.settings["repair"]
     assert resolve(made.settings["stream"], made.settings["method"], given)[0].id == made.id
+
+
+def test_a_network_that_is_not_the_streams_own_can_have_presets_of_its_own():
+    assert preset("seq-cifar10", "er", "fpf", 500, network="vgg11")["lr"] == (
+        0.01,
+        "searched on validation, er with vgg11",
+    )
+    assert preset("seq-cifar10", "er", "fpf", 500, network="resnet18")["lr"][0] == 0.1
+    assert resolve("seq-cifar10", "sgd", {"network": "vgg11", "repair": "k-fpf"})[0].ft_lr == 0.01
+    chosen = json.loads((RESULTS / "seq-cifar10-vgg11" / "chosen-seq-cifar10-vgg11-500.json").read_text())["rows"]
+    for row, own in chosen.items():
+        repair, _, method = row.rpartition("+")
+        settings = way(row, "seq-cifar10") if row == "k-fpf-ce" else (method, {"repair": repair} if repair else {})
+        made = resolve("seq-cifar10", settings[0], {"network": "vgg11", **settings[1]})[0].to_dict()
+        if row != "fpf+icarl":  # with the best all final runs diverged
+            assert own["chosen"].items() <= (made | made["options"]).items()

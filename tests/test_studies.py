@@ -69,6 +69,10 @@ def test_the_table_of_all_parameters_is_its_papers_set_up():
     k_fpf, fpf = lines[0].runs[0].settings, lines[2].runs[0].settings
     assert (k_fpf.steps, k_fpf.every, k_fpf.groups) == (100, 2816, "all")  # of 14,075 steps: four times, and at the end
     assert (fpf.steps, fpf.every) == (100, None)
+    (chosen,) = {
+        one.runs[0].settings.threshold for one in ITEMS["fpf-all"].lines(Options("seq-pacs", rows=("fpf+er",)))
+    }
+    assert chosen == 1.0  # the paper's, not the 0.1 that the search chose, which takes all groups
 
 
 def line(name, at=(), stream="seq-digits", target=None, metric="accuracy"):
@@ -152,6 +156,8 @@ def test_findings_of_what_is_finetuned(records):
     assert part.holds
     assert head.holds
     assert head.numbers.startswith("by 15.0")
+    (only,) = studies.choices.parameters_findings(found[:-1])  # where all was not measured there is nothing to compare
+    assert only.claim == head.claim
 
 
 @pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA is not set")

@@ -60,11 +60,6 @@ def tried(stream: str, buffer: int, row: str) -> list[dict[str, Any]]:
     return grid
 
 
-def before_fdr(runs: list[record.Record]) -> bool:
-    """Whether FDR's memory held outputs in evaluation mode in them, as it did before version 0.12."""
-    return any(tuple(map(int, made.versions["forgetless"].split(".")[:2])) < (0, 12) for made in runs)
-
-
 def unfinished(stream: str, buffer: int) -> dict[str, tuple[dict[str, Any], float, float]]:
     """Rows whose best point on validation is not the one that was trained: it, its accuracy, and that one's."""
     found = {}

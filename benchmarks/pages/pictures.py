@@ -94,8 +94,8 @@ def _label(axes: Any, points: dict[str, tuple[float, float]], colours: dict[str,
 def moving() -> None:
     from forgetless import figures
 
-    for name, runs in panels().items():
-        stem, title = runs[0].settings["stream"], name.partition(" (")[0]
+    for name, (stem, runs) in panels().items():
+        title = name.partition(" (")[0]
         first = min(runs, key=lambda made: made.settings["seed"])
         figures.save(figures.dynamics(first, f"{title}: tasks", "tasks"), DOCS, f"dynamics-{stem}-tasks", ("svg",))
         if first.settings["epochs"] > 1:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import mean, stdev
 
 from forgetless import record, targets
 from forgetless.config import Settings
-from forgetless.reproduce import Line, Measured
-from forgetless.studies import movement
+from forgetless.reproduce import Line, Measured, Options, measure
+from forgetless.studies import ITEMS, movement
 from forgetless.sweep import Planned
 from pages.found import (
     COLUMNS,
     HERE,
     MASKED,
-    before_fdr,
     chosen_rows,
     finetuned,
     measured,
@@ -151,13 +151,6 @@ def column(stream: str, buffer: int) -> list[str]:
             if (stream, buffer) == COLUMNS[0]
             else ""
         ),
-        *(
-            [
-                "FDR's rows are of versions whose memory held outputs in evaluation mode; [why that is wrong](findings.md#what-is-not-reached)."
-            ]
-            if before_fdr(found.get("fpf+fdr", []))
-            else []
-        ),
         "",
         f"Commands: `python benchmarks/columns.py search --stream {stream} --buffer {buffer} --work FOLDER`, then `final`, then `keep`;",
         f"one row: `forgetless reproduce table1 --stream {stream} --rows k-fpf-ce --buffer {buffer} --device cuda`"
@@ -169,6 +162,13 @@ def column(stream: str, buffer: int) -> list[str]:
         "",
         f"![accuracy by FLOPs](cost-{stream}-{buffer}.svg)",
         "",
+    ]
+    return lines + table(found, targets.find("table1", stream, buffer=buffer))
+
+
+def table(found: dict[str, list[record.Record]], paper_rows: Mapping[str, targets.Target]) -> list[str]:
+    """The rows of the paper that there are records of; a method's own from those of FPF after it."""
+    lines = [
         "| | paper | ours | seeds | difference | in s.e. | TFLOPs | finetuned groups | settings |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -180,12 +180,12 @@ def column(stream: str, buffer: int) -> list[str]:
         if target is not None:
             paper = f"{target.mean:.2f} ± {target.std:.2f}"
             gap = mean(values) - target.mean
-            error = standard_error(target, values)
-            difference, errors = f"{gap:+.2f}", f"{gap / error:+.1f}"
-        ours = f"{mean(values):.2f} ± {stdev(values):.2f}"
+            difference = f"{gap:+.2f}"
+            errors = f"{gap / standard_error(target, values):+.1f}" if len(values) > 1 else "–"
+        deviation = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
+        ours = f"{mean(values):.2f}{deviation}"
         return f"| {label} | {paper} | {ours} | {len(values)} | {difference} | {errors} | {flops:.0f} | {groups} | {said} |"
 
-    paper_rows = targets.find("table1", stream, buffer=buffer)
     for label, target in paper_rows.items():
         repaired = found.get(f"fpf+{label}")
         if label in found:
@@ -237,33 +237,34 @@ def after_each_task() -> list[str]:
     return lines
 
 
-def panels() -> dict[str, list[record.Record]]:
-    """Those of the paper's Figure 1 that the records have: runs of plain SGD."""
-    found = {"MLP on Seq-MNIST (panel e)": rows(HERE / "records" / "seq-mnist")["sgd"]}
-    names = {
-        "seq-cifar10": "Seq-CIFAR-10 (panels c, d)",
-        "seq-organamnist": "Seq-OrganAMNIST (f)",
-        "seq-pacs": "Seq-PACS (h)",
+def panels() -> dict[str, tuple[str, list[record.Record]]]:
+    """Those of the paper's Figure 1 that the records have, each with what its pictures are called after."""
+    found = {
+        "VGG-11 on Seq-CIFAR-10 (panels a, b)": ("seq-cifar10-vgg11", measured("seq-cifar10-vgg11", 500)["sgd"]),
+        "ResNet-18 on Seq-CIFAR-10 (panels c, d)": ("seq-cifar10", measured("seq-cifar10", 500)["sgd"]),
+        "MLP on Seq-MNIST (panel e)": ("seq-mnist", rows(HERE / "records" / "seq-mnist")["sgd"]),
+        "ResNet-18 on Seq-OrganAMNIST (f)": ("seq-organamnist", measured("seq-organamnist", 500)["sgd"]),
     }
-    return found | {f"ResNet-18 on {name}": measured(stream, 500)["sgd"] for stream, name in names.items()}
+    lines = ITEMS["dynamics"].lines(Options(device="cuda"))
+    for one in measure([line for line in lines if line.name.startswith("g: ")], HERE.parent / "results" / "studies"):
+        found["ResNet-18 on Seq-CIFAR-10, ER with a buffer of 2,000 (g)"] = ("seq-cifar10-er", list(one.records))
+    return found | {"ResNet-18 on Seq-PACS (h)": ("seq-pacs", measured("seq-pacs", 500)["sgd"])}
 
 
 def moving() -> list[str]:
-    """Which groups move, and what the paper says of it: Figure 1, as far as there are records."""
+    """Which groups move, and what the paper says of it: Figure 1."""
     lines = [
         "",
         "## Which groups move",
         "",
-        "The paper's Figure 1 from the same records, plain SGD: how far each group moves over an epoch, and from the end of an epoch to that of the same",
-        "epoch of the next task. Not measured: its panels of VGG-11 (a, b) and of ER with 2,000 images (g). Groups with their means over seeds;",
-        "the pictures are of seed 0. One panel: `forgetless reproduce dynamics --stream seq-cifar10 --device cuda`.",
+        "The paper's Figure 1 from the same records, plain SGD unless said otherwise: how far each group moves over an epoch, and from the end of an epoch to that of",
+        "the same epoch of the next task. Groups with their means over seeds; the pictures are of seed 0. One panel: `forgetless reproduce dynamics --stream seq-cifar10 --device cuda`.",
     ]
-    for name, runs in panels().items():
+    for name, (stem, runs) in panels().items():
         planned = tuple(Planned(Settings.from_dict(made.settings), {}) for made in runs)
         claims = movement.dynamics_findings([Measured(Line(name, planned), tuple(runs))])
         lines += ["", f"**{name}**, {len(runs)} seeds:", ""]
         lines += [f"- {str(claim).replace(f'{name}: ', '')}" for claim in claims]
-        stem = runs[0].settings["stream"]
         pictures = [stem, f"{stem}-tasks"] if runs[0].settings["epochs"] > 1 else [f"{stem}-tasks"]
         lines += ["", " ".join(f"![changes of the groups](dynamics-{picture}.svg)" for picture in pictures)]
     return lines

@@ -88,8 +88,6 @@ def page() -> str:
             for way in ("sgd", "er", "derpp", "finetuning")
         ),
         "",
-        "The last of them, finetuning in eight lanes at 224×224, was measured before batch norm took larger tiles of large images.",
-        "",
         "VGG-11, 32×32, the same; finetuning is that of its last two layers: "
         + "; ".join(
             f"{way} {cell(way, True, 1, 'vgg11')} / {cell(way, True, 8, 'vgg11')} ({megabytes(way, 'vgg11')})"

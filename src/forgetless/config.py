@@ -175,7 +175,8 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     options: dict[str, Any] = {}
     sources: dict[str, str] = {}
     distils = bool(given.get("kd"))
-    for name, (value, source) in preset(stream, method, repair, buffer, distils=distils).items():
+    network = given.get("network")
+    for name, (value, source) in preset(stream, method, repair, buffer, distils=distils, network=network).items():
         (values if name in own else options)[name] = value
         sources[name] = source
     for name, value in given.items():

@@ -66,7 +66,7 @@ class Engine:
         self._onednn = True
         self._held: dict[str, Tensor] = {}
         if self.cuda:
-            _wake_autograd(self.device)
+            wake_autograd(self.device)
         with self._fork():
             self.seed(seed)
             self._random = self._global_states()
@@ -262,7 +262,7 @@ class Engine:
             torch.cuda.set_rng_state(states[1], self.device)
 
 
-def _wake_autograd(device: torch.device) -> None:
+def wake_autograd(device: torch.device) -> None:
     """Something small first for autograd's own thread: torch warns where that begins with a matrix product."""
     one = torch.ones(1, device=device, requires_grad=True)
     torch.autograd.grad(2 * one, one)

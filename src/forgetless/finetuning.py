@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from forgetless.buffer import Buffer
 from forgetless.checks import check_number, check_whole
 from forgetless.cross_entropy import cross_entropy
-from forgetless.engine import Engine
+from forgetless.engine import Engine, wake_autograd
 from forgetless.grouping import float_tensors, groups, joined, statistics, unwrap, without_reducer
 from forgetless.processes import Processes
 
@@ -210,6 +210,8 @@ class Finetuning:
             self._losses = torch.zeros(steps, device=self._device)
         self._key = ("finetune", self.names, len(buffer), batch, steps, distill)
         self._schedule = None
+        if engine is None and self._device.type == "cuda":
+            wake_autograd(self._device)
         if engine is not None and engine.cuda:
             self._schedule = engine.keep(self._key, lambda: _Schedule(steps, self._device))
             self._schedule.begin([self._rate(step) for step in range(steps)])

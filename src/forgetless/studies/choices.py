@@ -64,8 +64,9 @@ def parameters_findings(found: Sequence[Measured]) -> list[Finding]:
             numbers = ", ".join(f"{name} {one.mean:.1f}" for name, one in own.items())
             best = max(own, key=lambda name: own[name].mean)
             share = own[best].records[0].share
-            claim = f"{stream}, {kind}: the best is to finetune a part of the parameters, not all"
-            findings.append(Finding(claim, best != "ALL", f"best: {best}, {share:.2%} of them; {numbers}"))
+            if "ALL" in own:
+                claim = f"{stream}, {kind}: the best is to finetune a part of the parameters, not all"
+                findings.append(Finding(claim, best != "ALL", f"best: {best}, {share:.2%} of them; {numbers}"))
             without, with_ = (("FC1", "FC2"), "FC3") if "FC3" in own else (("BN", "CONV1"), "BN+FC")
             if kind == "k-FPF" and stream != "seq-pacs" and {*without, with_} <= set(own):
                 gap = own[with_].mean - max(own[name].mean for name in without)

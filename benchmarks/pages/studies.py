@@ -1,0 +1,222 @@
+"""docs/studies.md: the paper's further tables and figures, as far as there are records of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+
+from forgetless import record, targets
+from forgetless.reproduce import Measured, Options, measure
+from forgetless.studies import ITEMS
+from pages.found import DOCS, HERE, chosen_rows, measured
+from pages.results import table
+
+RECORDS = HERE.parent / "results" / "studies"
+VGG = "seq-cifar10-vgg11"
+
+
+def found(item: str, stream: str | None = None) -> list[Measured]:
+    """What the records have of what ``forgetless reproduce`` plans for an item."""
+    return measure(ITEMS[item].lines(Options(stream=stream, seeds=5, device="cuda")), RECORDS)
+
+
+def page() -> str:
+    lines = [
+        "# Further tables and figures",
+        "",
+        "The tables and figures of the paper beside [the main one](results.md), from the records in `results`; `python benchmarks/tables.py` writes this page.",
+        "Each item is planned by `forgetless reproduce`, which trains just these runs; on one H200, bf16, buffer 500 unless said otherwise. The settings are those that the",
+        "main table's search chose, not searched for again here, except for VGG-11.",
+    ]
+    for section in (many_epochs, vgg, fpf_all, frozen, parameters, k_tau, buffer_epochs):
+        lines += ["", *section()]
+    return "\n".join(lines) + "\n"
+
+
+def pictures() -> None:
+    from forgetless import figures
+
+    for item in ("parameters", "k-tau", "buffer-epochs"):
+        if own := found(item):
+            for name, picture in ITEMS[item].draw(own).items():
+                figures.save(picture, DOCS, f"study-{item}-{name}", ("svg",))
+
+
+def many_epochs() -> list[str]:
+    own = accuracies(found("many-epochs", "seq-cifar10"))
+    lines = ["## 50 epochs a task, Seq-CIFAR-10", ""]
+    return lines + reported("many-epochs --stream seq-cifar10", own, compared(own))
+
+
+def vgg() -> list[str]:
+    own, chosen = measured(VGG, 500), chosen_rows(VGG, 500)
+    grid = [(row, entry) for row, searched in chosen.items() if len(searched["grid"]) > 1 for entry in searched["grid"]]
+    diverged = [entry["point"]["lr"] for _, entry in grid if entry["validation_accuracy"] is None]
+    fast = sum(lr > 0.01 for lr in diverged)
+    tried = sum(entry["point"]["lr"] > 0.01 for _, entry in grid)
+    seeds = len(own["sgd"])
+    lost = {row: seeds - len(own.get(row, [])) for row in chosen if len(own.get(row, [])) < seeds}
+    return [
+        "## VGG-11 on Seq-CIFAR-10",
+        "",
+        f"Searched for on the validation split, {len(grid)} points, one seed each (`results/{VGG}/chosen-{VGG}-500.json`), then {seeds} seeds on all training images;",
+        f"torch {own['sgd'][0].versions['torch']}. It has no batch norm, and does not take a ResNet's learning rates: of {tried} points with 0.03 or more {fast} diverged, of {len(grid) - tried} with 0.01 {len(diverged) - fast}.",
+        f"So did final runs with the settings that were chosen: {', '.join(f'{count} of {seeds} of {row}' for row, count in lost.items())}. How its weights begin decides that, and may be why these rows",
+        "fall short of the paper's: other beginnings have yet to be measured.",
+        "",
+        "Commands: `python benchmarks/columns.py search --stream seq-cifar10 --network vgg11 --work FOLDER`, then `final --seeds 3`, then `keep`;",
+        "one row: `forgetless reproduce mlp-vgg --stream seq-cifar10 --rows k-fpf-ce --device cuda`.",
+        "",
+        *table(own, targets.find("mlp-vgg", "seq-cifar10", buffer=500)),
+    ]
+
+
+def fpf_all() -> list[str]:
+    everything = found("fpf-all")
+    lines = [
+        "## The chosen groups beside all of them",
+        "",
+        "FPF with the paper's thresholds, and FPF-ALL, which finetunes all parameters; 100 steps each time, k-FPF five times in all, as the FLOPs of the paper's table say.",
+        "The learning rates are those of the main table, or where there is no search, as for A-GEM, FDR and DER on Seq-PACS, FPF's 0.1: too much there for all parameters.",
+    ]
+    for stream in dict.fromkeys(one.line.stream for one in everything):
+        own = [one for one in everything if one.line.stream == stream]
+        costs = {one.line.name: one for one in own if one.line.metric == "finetune_tflops"}
+        rows = accuracies(own)
+
+        def cost(one: Measured, costs: dict[str, Measured] = costs) -> str:
+            other = costs[one.line.name]
+            return f"{other.line.target.mean if other.line.target else 0:.1f} / {other.mean:.1f}"
+
+        lines += ["", f"{stream}:", ""]
+        lines += reported(
+            f"fpf-all --stream {stream}", rows, compared(rows, "TFLOPs of the finetuning, paper / ours", cost)
+        )
+    return lines if everything else [*lines, "", "Not measured."]
+
+
+def frozen() -> list[str]:
+    own = found("freeze")
+    lines = [
+        "## A group frozen after the first task",
+        "",
+        "ER on Seq-CIFAR-10, accuracy on the tasks so far, paper / ours.",
+    ]
+    if not own:
+        return [*lines, "", "Not measured."]
+    rows: dict[str, list[Measured]] = {}
+    for one in own:
+        rows.setdefault(one.line.at[0], []).append(one)
+    made = [
+        "| frozen | seeds | " + " | ".join(f"task {task}" for task in range(1, 6)) + " |",
+        "| --- | --- |" + " --- |" * 5,
+    ]
+    for group, members in rows.items():
+        cells = [f"{one.line.target.mean if one.line.target else 0:.1f} / {one.mean:.1f}" for one in members]
+        made.append(f"| {group or 'none'} | {len(members[0].records)} | " + " | ".join(cells) + " |")
+    return [*lines, "", *reported("freeze", own, made)]
+
+
+def parameters() -> list[str]:
+    own = found("parameters")
+    lines = [
+        "## Which groups to finetune",
+        "",
+        "FPF after ER, and k-FPF-CE, with groups that are named rather than chosen; Basis is batch norm, the last layer and conv1. Accuracy in percent, TFLOPs of the",
+        "finetuning, and the share of the parameters.",
+    ]
+    if not own:
+        return [*lines, "", "Not measured."]
+    for stream in dict.fromkeys(one.line.stream for one in own):
+        members = [one for one in own if one.line.stream == stream]
+        made = [
+            "| groups | share | FPF | TFLOPs | k-FPF | TFLOPs | seeds |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for name in dict.fromkeys(one.line.at[1] for one in members):
+            both = {one.line.at[0]: one for one in members if one.line.at[1] == name}
+            cells = [part for kind in ("FPF", "k-FPF") for part in accuracy_and_cost(both.get(kind))]
+            seeds = ", ".join(dict.fromkeys(str(len(one.records)) for one in both.values()))
+            share = next(iter(both.values())).records[0].share
+            made.append(f"| {name} | {share:.2%} | " + " | ".join(cells) + f" | {seeds} |")
+        lines += ["", f"{stream}:", "", *reported(f"parameters --stream {stream}", members, made)]
+        lines += ["", f"![accuracy by FLOPs for each choice](study-parameters-{stream}.svg)"]
+    missing = {"seq-pathmnist", "seq-pacs"} - {one.line.stream for one in own}
+    return [*lines, "", f"Not measured: {', '.join(sorted(missing))}."] if missing else lines
+
+
+def k_tau() -> list[str]:
+    own = found("k-tau")
+    lines = ["## How often and how long", "", "k-FPF-CE on Seq-PathMNIST by the number of finetunings and their steps."]
+    if not own:
+        return [*lines, "", "Not measured."]
+    return [*lines, "", *reported("k-tau", own, plain(own)), "", "![k and tau](study-k-tau-k-tau.svg)"]
+
+
+def buffer_epochs() -> list[str]:
+    own = found("buffer-epochs")
+    lines = [
+        "## The buffer, and the epochs",
+        "",
+        "ER on Seq-PathMNIST, and FPF of batch norm and the last layer after it.",
+    ]
+    if not own:
+        return [*lines, "", "Not measured."]
+    drawn = " ".join(f"![by {axis}](study-buffer-epochs-{axis}.svg)" for axis in ("buffer", "epochs"))
+    return [*lines, "", *reported("buffer-epochs", own, plain(own)), "", drawn]
+
+
+def accuracies(own: Sequence[Measured]) -> list[Measured]:
+    return [one for one in own if one.line.metric == "accuracy"]
+
+
+def accuracy_and_cost(one: Measured | None) -> tuple[str, str]:
+    if one is None:
+        return "–", "–"
+    return spread(one), f"{mean(made.flops.get('finetune', 0) for made in one.records) / 1e12:.1f}"
+
+
+def spread(one: Measured) -> str:
+    return f"{one.mean:.2f} ± {one.std:.2f}" if len(one.records) > 1 else f"{one.mean:.2f}"
+
+
+def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measured], str] = lambda one: "") -> list[str]:
+    """Rows with the paper's numbers beside ours."""
+    names = ["", "paper", "ours", "seeds", "difference", "in s.e.", "TFLOPs", *([further] if further else [])]
+    lines = ["| " + " | ".join(names) + " |", "| --- |" + " --- |" * (len(names) - 1)]
+    for one in own:
+        target = one.line.target
+        assert target is not None
+        errors = "–" if one.errors is None else f"{one.errors:+.1f}"
+        cells = [
+            one.line.name.partition(", ")[0],
+            f"{target.mean:.2f} ± {target.std:.2f}",
+            spread(one),
+            str(len(one.records)),
+        ]
+        cells += [f"{one.difference:+.2f}", errors, f"{one.tflops:.0f}", *([cell(one)] if further else [])]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def plain(own: Sequence[Measured]) -> list[str]:
+    """Rows that the paper draws, and gives no numbers of."""
+    lines = ["| | accuracy | seeds | TFLOPs |", "| --- | --- | --- | --- |"]
+    return lines + [f"| {one.line.name} | {spread(one)} | {len(one.records)} | {one.tflops:.0f} |" for one in own]
+
+
+def reported(command: str, own: Sequence[Measured], rows: Sequence[str]) -> list[str]:
+    """Where the numbers come from, the numbers, and what they say of the paper's claims."""
+    if not own:
+        return ["Not measured."]
+    records: list[record.Record] = [made for one in own for made in one.records]
+    seeds = max(len(one.records) for one in own)
+    minutes = sum(made.seconds["total"] for made in {made.id: made for made in records}.values()) / 60
+    item = command.partition(" ")[0]
+    return [
+        f"`forgetless reproduce {command} --seeds {seeds} --device cuda`; torch {records[0].versions['torch']}, {minutes:.0f} minutes in sum, up to eight runs side by side.",
+        "",
+        *rows,
+        "",
+        *(f"- {claim}" for claim in ITEMS[item].findings(own)),
+    ]
