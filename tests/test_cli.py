@@ -31,6 +31,16 @@ def test_a_run_prints_its_table_and_leaves_its_record(tmp_path):
     assert "this run has a record already" in again.stderr
 
 
+def test_an_error_in_a_users_file_is_told_by_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text("def shapes():\n    return {}['images']\n")
+    done = forgetless("run", "mine:shapes", "er", cwd=tmp_path, expect=1)
+    said = done.stderr.splitlines()
+    assert said[0] == "default: network mlp, epochs 1, batch 32, lr 0.1, buffer 500, replay 32"
+    assert said[-2] == "error: KeyError: 'images'"
+    assert said[-1].endswith("mine.py, line 2, in shapes: return {}['images']")
+    assert "Traceback" not in done.stderr
+
+
 def test_json_is_one_line(tmp_path):
     done = forgetless("run", "seq-digits", "sgd", "--k-fpf", "--kd", 0.5, "--json", *QUICK, cwd=tmp_path)
     (line,) = done.stdout.splitlines()

@@ -7,6 +7,8 @@ import math
 import os
 import signal
 import sys
+import sysconfig
+import traceback
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -555,6 +557,18 @@ def _say_warning(message: Warning | str) -> None:
     notes.print(f"warning: {message}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
+    """Where in the user's own files an error came from, below the command's call of them."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    installed = [Path(__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in kinds)]
+
+    def is_own(frame: traceback.FrameSummary) -> bool:
+        file = Path(frame.filename)
+        return file.exists() and not any(file.is_relative_to(folder) for folder in installed)
+
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame)]
+
+
 def main() -> None:
     """Run the command; a mistake of the user's ends with one line that says what would be right."""
     from forgetless.datasets.files import DataError
@@ -571,6 +585,14 @@ def main() -> None:
     except WrongCall as error:
         notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
+    except Exception as error:
+        if not (frames := _own_frames(error)):  # a mistake of the library's: all of it is needed
+            raise
+        notes.print(f"error: {type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
+        for frame in frames:
+            where = f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}"
+            notes.print(where, highlight=False, markup=False, soft_wrap=True)
+        sys.exit(1)
     if code == INTERRUPTED:
         notes.print("interrupted; the same command goes on from the records and checkpoints there are", soft_wrap=True)
     sys.exit(code)
@@ -737,6 +759,9 @@ def _say_settings(settings: Settings, sources: dict[str, str]) -> None:
     for name, source in sources.items():
         if name not in ("seed", "device", "repair"):
             by_source.setdefault(source, []).append(f"{name} {values.get(name, getattr(settings, name, None))}")
+    usual = ("network", "epochs", "batch", "lr", "buffer", "replay")
+    if rest := [f"{name} {values[name]}" for name in usual if name not in sources]:
+        by_source["default"] = rest
     for source, names in by_source.items():
         notes.print(f"{source}: {', '.join(names)}", highlight=False, markup=False)
 

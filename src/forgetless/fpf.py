@@ -222,6 +222,7 @@ class FPF:
             "finetunings": self.finetunings,
             "shifts": list(self.shifts),
             "window": self.window,
+            "settings": self._settings(),
             "steps_of_window": self._steps_of_window,
             "generator": self._generator.get_state(),
             "buffer": self.buffer.state_dict(),
@@ -230,7 +231,7 @@ class FPF:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``state``; the settings must be those it was saved with, and the network loaded on its own."""
+        """Go on from ``state``; the network is loaded on its own. A finetuning with other settings is warned of."""
         if state.get("format") != FORMAT:
             raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
         if {group: tuple(names) for group, names in state["groups"].items()} != self._selection.grouping:
@@ -244,7 +245,7 @@ class FPF:
             )
         if (window := state.get("window", self.window)) != self.window:
             raise ValueError(f"the state was saved with window {window}; this has {self.window}")
-        missing = self.state_dict().keys() - state.keys() - {"processes", "window"}
+        missing = self.state_dict().keys() - state.keys() - {"processes", "window", "settings"}
         if missing:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         buffer = Buffer(self.buffer.capacity, device=self.buffer.device, seed=self.buffer.seed)
@@ -260,6 +261,17 @@ class FPF:
             self._selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
         self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
         self._steps_of_window = state["steps_of_window"]
+        now = self._settings()
+        changed = {name: value for name, value in state.get("settings", now).items() if value != now[name]}
+        if changed:
+            saved = ", ".join(f"{name} {value}" for name, value in changed.items())
+            here = ", ".join(f"{name} {now[name]}" for name in changed)
+            warn(f"the state was saved with {saved}; this FPF has {here}, and goes on with that", stacklevel=2)
+
+    def _settings(self) -> dict[str, Any]:
+        """How it finetunes, and when."""
+        names = ("every", "steps", "lr", "distill", "batch")
+        return {name: getattr(self, name) for name in names} | {"threshold": self._selection.threshold}
 
     def _rows(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
         """The batch as columns of the buffer, checked before anything is changed."""
