@@ -38,13 +38,14 @@ def test_the_same_settings_give_the_same_numbers():
 
 
 def test_an_option_a_method_does_not_have_is_answered_with_the_nearest():
-    settings, _ = resolve("seq-digits", "derpp", {"alhpa": 3})
     with pytest.raises(
         ValueError, match=r"derpp has no setting 'alhpa'; did you mean 'alpha'\? \(its own settings: alpha, beta"
     ):
-        build.build_method(settings)
-    settings, _ = resolve("seq-digits", "sgd", {"epoch": 3})
+        resolve("seq-digits", "derpp", {"alhpa": 3})
     with pytest.raises(ValueError, match="sgd has no setting 'epoch'; did you mean 'epochs'.*no settings of its own"):
+        resolve("seq-digits", "sgd", {"epoch": 3})
+    settings, _ = resolve("seq-digits", "forgetless.methods.derpp:DERpp", {"alhpa": 3})  # a path says nothing before
+    with pytest.raises(ValueError, match=r"derpp:DERpp has no setting 'alhpa'; did you mean 'alpha'\?"):
         build.build_method(settings)
 
 

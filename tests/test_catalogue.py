@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import pytest
 
 from forgetless import catalogue
@@ -34,3 +36,9 @@ def test_a_dotted_path_goes_wherever_a_name_does(tmp_path, monkeypatch):
         catalogue.load("network", "mine_for_test:netwerk")
     with pytest.raises(ValueError, match="no module named 'nowhere.at_all'"):
         catalogue.load("network", "nowhere.at_all:thing")
+
+
+@pytest.mark.parametrize("name", catalogue.METHODS)
+def test_the_settings_of_a_method_are_those_it_has(name):
+    kind = catalogue.load("method", name)
+    assert catalogue.METHOD_SETTINGS[name] == tuple(f.name for f in fields(kind) if f.init)

@@ -840,7 +840,9 @@ def test_a_network_that_no_one_trains_is_told_from_data_that_does_not_shift():
 
 def test_a_state_of_other_settings_says_which():
     state = FPF(nn.Linear(4, 2), every=50, lr=0.1).state_dict()
-    with pytest.warns(UserWarning, match=r"saved with steps 100, lr 0.1, threshold 0.3; this FPF has steps 20, lr 0.05, "):
+    with pytest.warns(
+        UserWarning, match=r"saved with steps 100, lr 0.1, threshold 0.3; this FPF has steps 20, lr 0.05, "
+    ):
         FPF(nn.Linear(4, 2), every=50, steps=20, threshold=0.5).load_state_dict(state)
     FPF(nn.Linear(4, 2), every=50, lr=0.1).load_state_dict(state)  # the same: nothing to say
     del state["settings"]  # of an older version

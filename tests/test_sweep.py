@@ -93,6 +93,8 @@ def test_groups_are_a_value_and_a_list_of_lists_is_a_range():
         ('stream = "seq-digits"\nmethod = "er"\nseeds = 0', "seeds is 0; it must be a whole number of 1 or more"),
         ('stream = "seq-digits"\nmethod = "er"\nlr = []', "lr is an empty list; it must have one value or more"),
         ('stream = "seq-digits"\nmethod = "er"\nruns = 3', "runs must be blocks, each headed"),
+        ('[[run]]\nstream = "seq-digits"\nmethod = "er"', "run is a block, but blocks of runs are headed"),
+        ('stream = "seq-digits"\nmethod = "er"\nepoch = 3', "er has no setting 'epoch'; did you mean 'epochs'"),
         ('stream = "seq-digits"\nmethod = "er"\nkd = 0.5', "kd is a setting of FPF"),
         ('stream = "seq-digits"\nmethod = "er"\nvalidation = "no"', "validation is 'no'; it must be true or false"),
         (

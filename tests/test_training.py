@@ -117,7 +117,9 @@ def test_with_given_groups_k_fpf_finetunes_from_the_start():
 
 
 def test_k_fpf_with_more_steps_between_than_there_are_says_so():
-    with pytest.warns(UserWarning, match="every is 61, but there are 60 steps of training: it finetunes once, at the end"):
+    with pytest.warns(
+        UserWarning, match="every is 61, but there are 60 steps of training: it finetunes once, at the end"
+    ):
         events, _ = run(finetune=Finetune.k_fpf(61, steps=2, groups=("fc2",), batch=12))
     assert [e.step for e in events if isinstance(e, Repaired)] == [60]
 

@@ -20,7 +20,6 @@ from torch import nn
 
 import forgetless
 from forgetless import catalogue, checkpoint, record, scores
-from forgetless.catalogue import nearest
 from forgetless.checkpoint import Stop, Stopped
 from forgetless.checks import check_number
 from forgetless.config import NUMBER, SWITCH, WHOLE, Settings
@@ -62,11 +61,7 @@ def build_method(settings: Settings) -> Method:
     for name in known:
         if name in {f.name for f in fields(Settings)}:
             raise ValueError(f"{settings.method} has a setting {name!r}, as every run has: give it another name")
-    for name in settings.options:
-        if name not in known:
-            own = f"its own settings: {', '.join(known)}" if known else "it has no settings of its own"
-            hint = nearest(name, [*known, *(f.name for f in fields(Settings))])
-            raise ValueError(f"{settings.method} has no setting {name!r}{hint} ({own})")
+    catalogue.check_settings(settings.method, settings.options, known, (f.name for f in fields(Settings)))
     _check_options(kind, settings.options)
     try:
         method: Method = kind(**settings.options)

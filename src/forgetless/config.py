@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from forgetless.catalogue import METHODS, NETWORKS, PRECISIONS, check_name, nearest
+from forgetless.catalogue import METHOD_SETTINGS, METHODS, NETWORKS, PRECISIONS, check_name, check_settings, nearest
 from forgetless.presets import preset
 
 REPAIRS = ("none", "fpf", "k-fpf")
@@ -153,7 +153,7 @@ def _typed(name: str, value: Any) -> Any:
 def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
     """Complete settings from those given and the presets, and where each came from.
 
-    A given name that is no setting of a run is taken as one of the method's own; ``build_method`` checks those.
+    A given name that is no setting of a run is one of the method's own; ``build_method`` checks those of users' methods.
     """
     check_name("stream", stream)
     check_name("method", method)
@@ -182,6 +182,8 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     for name, value in given.items():
         (values if name in own else options)[name] = value
         sources[name] = "given"
+    if method in METHODS:
+        check_settings(method, options, METHOD_SETTINGS[method], sorted(own))
     if repair == "none":
         for name in ("every", "steps", "ft_lr", "kd", "groups", "threshold"):
             if name in given:

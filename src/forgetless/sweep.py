@@ -111,6 +111,9 @@ def plan(values: Mapping[str, Any]) -> list[Planned]:
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise ValueError("runs must be blocks, each headed [[runs]]")
     for block in [shared, *blocks]:
+        for name, value in block.items():
+            if any(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):
+                raise ValueError(f"{name} is a block, but blocks of runs are headed [[runs]], and a setting is a value")
         if "seed" in block and "seeds" in block:
             raise ValueError(f"seeds is {block['seeds']!r} and seed is {block['seed']!r}; give one of them")
     found: dict[str, Planned] = {}

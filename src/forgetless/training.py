@@ -370,9 +370,9 @@ class _Training:
         steps = (
             sum(len(batch_sizes(len(task.train), self.batch, self.learner.least)) for task in self.tasks) * self.epochs
         )
-        if self.settings is not None and (self.settings.every or 0) > steps:
-            once = f"every is {self.settings.every}, but there are {steps} steps of training: it finetunes once, at the end"
-            warnings.warn(once, stacklevel=2)
+        if self.settings is not None and (every := self.settings.every or 0) > steps:
+            said = f"every is {every}, but there are {steps} steps of training: it finetunes once, at the end"
+            warnings.warn(said, stacklevel=2)
         yield Began(len(self.tasks), steps)
         if state is None:
             self.untrained = tuple(self._evaluate().class_il)
