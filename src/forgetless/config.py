@@ -153,7 +153,7 @@ def _typed(name: str, value: Any) -> Any:
 def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
     """Complete settings from those given and the presets, and where each came from.
 
-    A given name that is no setting of a run is one of the method's own; ``build_method`` checks those of users' methods.
+    A given name that is no setting of a run is one of the method's own; ``build_method`` checks those of users'.
     """
     check_name("stream", stream)
     check_name("method", method)
