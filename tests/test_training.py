@@ -116,6 +116,17 @@ def test_with_given_groups_k_fpf_finetunes_from_the_start():
     assert all(e.groups == ("fc2",) for e in events if isinstance(e, Repaired))
 
 
+def test_weights_are_kept_of_the_early_epochs_of_a_task_alone():
+    _, result = run(epochs=12)
+    assert [(task, epoch) for task, epoch, _ in result.task_changes] == [(t, n) for t in (2, 3) for n in range(1, 11)]
+    assert len(result.epoch_changes) == 36
+    made = train(STREAM, SGD(), network(), epochs=12, batch=6, lr=0.2)
+    steps = (event for event in made if isinstance(event, Stepped))
+    while next(steps).step < 150:  # in the second task
+        pass
+    assert len(made.state_dict()["tracker"]["first"]) == 10
+
+
 def test_k_fpf_with_more_steps_between_than_there_are_says_so():
     with pytest.warns(
         UserWarning, match="every is 61, but there are 60 steps of training: it finetunes once, at the end"

@@ -37,6 +37,7 @@ from forgetless.stream import Stream
 from forgetless.tracker import Row, Tracker
 
 PROGRESS = 10  # steps between two events of progress; runs in turns on one GPU change at them
+EARLY = 10  # epochs of a task that are compared with those of the task before, each from a copy of the weights
 
 
 @dataclass(frozen=True)
@@ -687,7 +688,7 @@ class Repair:
         self._settings = settings
         groups = "auto" if settings is None else settings.groups
         self.selection = Selection(network, groups, 1.0 if settings is None else settings.threshold)
-        self.tracker = Tracker(network, self.selection.tracked, epochs=None, keep=None)
+        self.tracker = Tracker(network, self.selection.tracked, epochs=EARLY, keep=None)
         self._run: finetuning.Finetuning | None = None  # the finetuning that is under way, of these groups
         self._chosen: tuple[str, ...] = ()
         self._moved: dict[str, Tensor] = {}  # how far the last one has moved what was chosen
