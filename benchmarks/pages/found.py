@@ -47,6 +47,17 @@ def measured(stream: str, buffer: int, *, anytime: bool = False) -> dict[str, li
     return found
 
 
+def trained_elsewhere(stream: str, buffer: int) -> dict[str, list[record.Record]]:
+    """Runs of FPF in the further tables whose method has no run in this column: for its accuracies before FPF."""
+    own = measured(stream, buffer)
+    found: dict[str, list[record.Record]] = {}
+    for made in map(record.read, record.files(HERE.parent / "results" / "studies")):
+        of_column = (made.settings["stream"], made.settings["buffer"]) == (stream, buffer)
+        if of_column and made.label.startswith("fpf+") and made.label not in own:
+            found.setdefault(made.label, []).append(made)
+    return found
+
+
 def chosen_rows(stream: str, buffer: int) -> dict[str, Any]:
     """What was searched for and chosen, by row."""
     file = HERE.parent / "results" / stream / f"chosen-{stream}-{buffer}.json"

@@ -21,6 +21,7 @@ from pages.found import (
     settings,
     standard_error,
     tflops,
+    trained_elsewhere,
     unfinished,
 )
 
@@ -138,7 +139,12 @@ def column(stream: str, buffer: int) -> list[str]:
         f"that, and those of FPF and k-FPF, were chosen on the validation split, one seed for each point (`results/{stream}/chosen-{stream}-{buffer}.json`",
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/test_training.py` shows that they are the same)."
-        + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else ""),
+        + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else "")
+        + (
+            f" {', '.join(row.removeprefix('fpf+') for row in elsewhere)}: of runs of [another table](studies.md#the-chosen-groups-beside-all-of-them), not searched for."
+            if (elsewhere := trained_elsewhere(stream, buffer))
+            else ""
+        ),
         *(
             f"The search has since found a better point for {row} ({' '.join(f'{k} {v:g}' for k, v in point.items())}: {best:.1f} % on validation, "
             f"{taken:.1f} % with the one below), whose final runs are missing."
@@ -163,11 +169,15 @@ def column(stream: str, buffer: int) -> list[str]:
         f"![accuracy by FLOPs](cost-{stream}-{buffer}.svg)",
         "",
     ]
-    return lines + table(found, targets.find("table1", stream, buffer=buffer))
+    return lines + table(found, targets.find("table1", stream, buffer=buffer), trained_elsewhere(stream, buffer))
 
 
-def table(found: dict[str, list[record.Record]], paper_rows: Mapping[str, targets.Target]) -> list[str]:
-    """The rows of the paper that there are records of; a method's own from those of FPF after it."""
+def table(
+    found: dict[str, list[record.Record]],
+    paper_rows: Mapping[str, targets.Target],
+    elsewhere: Mapping[str, list[record.Record]] | None = None,
+) -> list[str]:
+    """The rows of the paper that there are records of; a method's own from those of FPF after it, if need be elsewhere."""
     lines = [
         "| | paper | ours | seeds | difference | in s.e. | TFLOPs | finetuned groups | settings |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -187,7 +197,7 @@ def table(found: dict[str, list[record.Record]], paper_rows: Mapping[str, target
         return f"| {label} | {paper} | {ours} | {len(values)} | {difference} | {errors} | {flops:.0f} | {groups} | {said} |"
 
     for label, target in paper_rows.items():
-        repaired = found.get(f"fpf+{label}")
+        repaired = found.get(f"fpf+{label}") or (elsewhere or {}).get(f"fpf+{label}")
         if label in found:
             own = found[label]
             flops = tflops(own)
@@ -220,7 +230,8 @@ def after_each_task() -> list[str]:
         for target in targets.targets():
             if target.table == "anytime" and target.stream == stream:
                 paper.setdefault(target.label, []).append(target.mean)
-        found, as_if_over = measured(stream, 500), measured(stream, 500, anytime=True)
+        found = measured(stream, 500) | trained_elsewhere(stream, 500)
+        as_if_over = measured(stream, 500, anytime=True)
         lines += [
             "",
             f"| {stream}, buffer 500 | " + " | ".join(f"task {task}" for task in range(1, 5)) + " |",
