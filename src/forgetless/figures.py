@@ -189,7 +189,7 @@ def choices(parts: Mapping[str, Sequence[tuple[str, float, float, float]]], titl
         right.plot(best, lines[best][1], "*", color="#e11d48", markersize=15)
         right.set_ylabel("accuracy (%)")
         axes.set_title(f"{title}: {name}", fontsize=10)
-        axes.legend(frameon=False, fontsize=8, loc="upper left")
+        axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     picture.tight_layout()
     return picture
 
