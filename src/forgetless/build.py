@@ -414,7 +414,8 @@ def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tupl
             yield settings.id, None, made
         else:
             outside = isinstance(made.error, OSError | DataError | checkpoint.CheckpointError)
-            yield settings.id, (f"{type(made.error).__name__}: {made.error}", None if outside else made.trace), None
+            message = f"{type(made.error).__name__}: {made.error}{made.place}"
+            yield settings.id, (message, None if outside else made.trace), None
 
 
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import sysconfig
+import traceback
+from collections.abc import Sequence
 from numbers import Integral, Real
+from pathlib import Path
 
 
 def check_whole(name: str, value: object) -> None:
@@ -18,6 +22,18 @@ def check_seed(value: object, name: str = "seed") -> None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number")
     if abs(int(value)) >= 2**62:
         raise ValueError(f"{name} is {value}; it must be between -2^62 and 2^62")
+
+
+def own_frames(error: BaseException, besides: Sequence[Path] = ()) -> list[traceback.FrameSummary]:
+    """Where in a user's own files an error came from: not in this package, what is installed, or ``besides``."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+    others = [Path(__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in kinds), *besides]
+
+    def is_own(frame: traceback.FrameSummary) -> bool:
+        file = Path(frame.filename)
+        return file.exists() and not any(file.is_relative_to(folder) for folder in others)
+
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame)]
 
 
 def check_number(

@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-import sysconfig
 import traceback
 import warnings
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.table import Table
 
 import forgetless
 from forgetless import catalogue, page, record, report
+from forgetless.checks import own_frames
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule
 
@@ -306,9 +306,9 @@ def search(
     if len(ranked) > 10:
         screen.print(f"… and {len(ranked) - 10} points more")
     settings = ", ".join(f"{name} {value}" for name, value in note.chosen.items())
-    screen.print(
-        f"chosen: {settings}; on the test set {note.mean:.2f} ± {note.spread:.2f} % over {len(note.ids)} seeds"
-    )
+    several = len(note.ids) > 1
+    spread = f" ± {note.spread:.2f} % over {len(note.ids)} seeds" if several else " % with one seed"
+    screen.print(f"chosen: {settings}; on the test set {note.mean:.2f}{spread}")
     if halving:
         screen.print(f"halving saved {note.saved} runs")
     screen.print(f"all of it: {searching.path(out, note)}")
@@ -322,7 +322,9 @@ def reproduce(
     buffer: Annotated[int | None, typer.Option(help="Only this size of the buffer.")] = None,
     rows: Annotated[str | None, typer.Option(help="Only these rows of a table: er,fpf+er,…")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each; default: 5, with --quick 2.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small version: digits, few seeds and points.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The digits, few seeds and points; with --stream that one.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Out = Path("runs"),
     figures: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
@@ -414,7 +416,7 @@ def _print_comparison(found: list[Any]) -> None:
         paper = "" if target is None else f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
         difference = "" if one.difference is None else f"{one.difference:+.2f}"
         errors = "" if one.errors is None else f"{one.errors:+.1f}"
-        ours = f"{one.mean:.2f} ± {one.std:.2f}"
+        ours = f"{one.mean:.2f}" + (f" ± {one.std:.2f}" if len(one.records) > 1 else "")
         theirs = ([paper], [difference, errors]) if compared else ([], [])
         table.add_row(one.line.name + unit, *theirs[0], ours, *theirs[1], f"{one.tflops:.3g}")
     screen.print(table)
@@ -440,7 +442,7 @@ def _list_items(options: Any) -> None:
     screen.print(shown)
     screen.print(
         "A step of ResNet-18 on 32×32 images takes about 1 ms on an H200 in lanes (docs/speed.md), so that a million "
-        "steps are about 17 minutes; one of the MLP takes about 0.4 ms on a CPU core. --quick: minutes on a CPU."
+        "steps are about 17 minutes; one of the MLP takes about 0.4 ms on a CPU core. --quick: minutes, on the digits."
     )
 
 
@@ -480,6 +482,7 @@ def report_(
     screen.print(f"page: {out}")
     if table is not None:
         text = report.latex(found) if table.suffix == ".tex" else report.table(found)
+        table.parent.mkdir(parents=True, exist_ok=True)
         table.write_text(text, encoding="utf-8")
         screen.print(f"table: {table}")
     if figures is not None:
@@ -557,16 +560,10 @@ def _say_warning(message: Warning | str) -> None:
     notes.print(f"warning: {message}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _own_frames(error: Exception) -> list[traceback.FrameSummary]:
-    """Where in the user's own files an error came from, below the command's call of them."""
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-    installed = [Path(__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in kinds)]
-
-    def is_own(frame: traceback.FrameSummary) -> bool:
-        file = Path(frame.filename)
-        return file.exists() and not any(file.is_relative_to(folder) for folder in installed)
-
-    return [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame)]
+def _say_places(frames: list[traceback.FrameSummary]) -> None:
+    for frame in frames:
+        where = f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}"
+        notes.print(where, highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -581,17 +578,16 @@ def main() -> None:
         code = INTERRUPTED
     except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        _say_places(own_frames(error.__cause__) if error.__cause__ else [])
         sys.exit(2)
     except WrongCall as error:
         notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
-        if not (frames := _own_frames(error)):  # a mistake of the library's: all of it is needed
+        if not (frames := own_frames(error)):  # a mistake of the library's: all of it is needed
             raise
         notes.print(f"error: {type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
-        for frame in frames:
-            where = f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}"
-            notes.print(where, highlight=False, markup=False, soft_wrap=True)
+        _say_places(frames)
         sys.exit(1)
     if code == INTERRUPTED:
         notes.print("interrupted; the same command goes on from the records and checkpoints there are", soft_wrap=True)
@@ -716,7 +712,9 @@ class _Progress:
             self._running.discard(settings.id)
             if isinstance(note, Failed):
                 self.failed += 1
-                name = f"{settings.label}, seed {settings.seed} ({settings.id})"
+                name = (
+                    f"{settings.label} with {settings.network}, lr {settings.lr}, seed {settings.seed} ({settings.id})"
+                )
                 earlier = " (in an earlier call; --retry tries it again)" if note.again else ""
                 notes.print(f"failed: {name}: {note.error}{earlier}", highlight=False, markup=False, soft_wrap=True)
             elif note.again:

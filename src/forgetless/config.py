@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
 from forgetless.catalogue import METHOD_SETTINGS, METHODS, NETWORKS, PRECISIONS, check_name, check_settings, nearest
+from forgetless.checks import check_number, check_seed, check_whole
 from forgetless.presets import preset
 
 REPAIRS = ("none", "fpf", "k-fpf")
@@ -199,5 +201,21 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
         values["precision"], sources["precision"] = "bf16", "default on a GPU"
     if values.get("precision", "fp32") not in PRECISIONS:
         raise ValueError(f"precision is {values['precision']!r}; it must be one of {', '.join(PRECISIONS)}")
+    _check_ranges(values)
     values.update(stream=stream, method=method, options=options)
     return Settings.from_dict(values), sources
+
+
+def _check_ranges(values: Mapping[str, Any]) -> None:
+    """An error for what no run could begin with, so that a plan is refused before any of its runs."""
+    whole, above = ("epochs", "batch", "replay", "every", "steps"), ("lr", "ft_lr")
+    for name, value in values.items():
+        if name in whole and value is not None:
+            check_whole(name, value)
+        elif name in above and value is not None:
+            check_number(name, value, above=0)
+    check_number("weight_decay", values.get("weight_decay", 0.0), least=0)
+    check_number("buffer", values.get("buffer", 0), least=0)
+    check_seed(values.get("seed", 0))
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device := str(values.get("device", "cpu"))):
+        raise ValueError(f"device is {device!r}; it must be cpu, cuda, cuda:1, …")

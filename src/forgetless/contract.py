@@ -22,14 +22,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from forgetless import checkpoint
+from forgetless import catalogue, checkpoint
 from forgetless.buffer import Buffer
 from forgetless.engine import Engine
 from forgetless.evaluation import evaluate
 from forgetless.finetuning import Finetune
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
-from forgetless.methods.method import check_declared
+from forgetless.methods.method import check_declared, stepped
 from forgetless.networks import mlp
 from forgetless.stream import Split, Stream, Task
 from forgetless.training import Ended, train, with_seed
@@ -85,8 +85,14 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def check(make: Callable[[], Method] | Method) -> None:
-    """Raise ``ContractError`` unless the methods that ``make()`` gives keep the contract; takes a second or two."""
+def check(make: Callable[[], Method] | Method | str) -> None:
+    """Raise ``ContractError`` unless the methods that ``make()`` gives keep the contract; takes a second or two.
+
+    A name, as of the command line, goes too: check("module:Method").
+    """
+    if isinstance(make, str):
+        check(catalogue.load("method", make))
+        return
     if isinstance(make, Method):
         name = type(make).__name__
         raise ContractError(f"{name}(…) is a method; give what makes methods, its class or a function: check({name})")
@@ -102,6 +108,8 @@ def check(make: Callable[[], Method] | Method) -> None:
     weights = _weights(make(), stream)
     if any(not tensor.isfinite().all() for tensor in weights):
         raise ContractError("1: the weights are not finite after a run with lr 0.05")
+    if all(torch.equal(one, other) for one, other in zip(weights, _network().parameters(), strict=True)):
+        raise ContractError("1: no weight has moved in a run: does step() call learner.update(loss)?")
     again = _weights(make(), stream)
     if not all(torch.equal(one, other) for one, other in zip(weights, again, strict=True)):
         raise ContractError("3: two runs with the same seed end with different weights")
@@ -150,7 +158,7 @@ def _check_steps(method: Method, stream: Stream) -> None:
         for start in range(0, 18, 6):
             batch = Batch(task.train.x[start : start + 6], task.train.y[start : start + 6], number)
             with HostReads() as reads:
-                loss, columns = method.step(learner, batch)
+                loss, columns = _stepped(method, learner, batch)
             if reads.found:
                 raise ContractError(
                     f"4: the host waits in a step of task {number + 1}: {', '.join(sorted(set(reads.found)))}"
@@ -183,6 +191,13 @@ def _check_steps(method: Method, stream: Stream) -> None:
         raise ContractError(
             "5: evaluation changes the network, its mode, the buffer, or what the next evaluation finds"
         )
+
+
+def _stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    try:
+        return stepped(method, learner, batch)
+    except ValueError as error:
+        raise ContractError(f"1: {error}") from error
 
 
 _SETTINGS: dict[str, Any] = {"epochs": 2, "batch": 6, "lr": 0.05, "replay": 4, "buffer": 24}

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from forgetless.finetuning import NonFiniteError
 from forgetless.learner import Learner, evaluating
 from forgetless.methods import Method
 from forgetless.stream import Stream
@@ -24,7 +25,7 @@ class _Sheet:
 
     def __init__(self, stream: Stream, device: torch.device) -> None:
         self.stream = stream
-        self.right = torch.zeros(2, len(stream.tasks), device=device)
+        self.right = torch.zeros(3, len(stream.tasks), device=device)  # class-IL, task-IL; and those that are NaN
         self.sizes = torch.tensor([len(task.test) for task in stream.tasks])
 
 
@@ -43,7 +44,14 @@ def evaluate(learner: Learner, method: Method, stream: Stream, batch: int = 1000
         engine.call(key, lambda: _count(sheet, learner, method, batch))
     else:
         _count(sheet, learner, method, batch)
-    rows: list[list[float]] = (100 * sheet.right.cpu() / sheet.sizes).tolist()
+    right = sheet.right.cpu()
+    for number, (lost, size) in enumerate(zip(right[2].tolist(), sheet.sizes.tolist(), strict=True), start=1):
+        if lost:
+            raise NonFiniteError(
+                f"the outputs for {lost:.0f} of the {size} test images of task {number} of {stream.name!r} are NaN: "
+                "are the images finite, and the weights?"
+            )
+    rows: list[list[float]] = (100 * right / sheet.sizes).tolist()
     return Accuracies(rows[0], rows[1])
 
 
@@ -64,7 +72,8 @@ def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
                     )
                 of_task = method.predict_task(learner, x, number) if _knows_tasks(method) else scores
                 among_task = of_task.masked_fill(learner.foreign[number], -torch.inf)
-                hits = [(scores.argmax(1) == y).sum(), (among_task.argmax(1) == y).sum()]
+                best, chosen = scores.max(1)
+                hits = [(chosen == y).sum(), (among_task.argmax(1) == y).sum(), best.isnan().sum()]
                 sheet.right[:, number] += torch.stack(hits)
 
 

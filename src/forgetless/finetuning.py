@@ -410,7 +410,7 @@ def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocas
     check_whole("batch", batch)
     check_number("lr", lr, above=0)
     check_number("distill", distill, least=0)
-    if not isinstance(autocast, torch.dtype | None):
+    if not isinstance(autocast, torch.dtype | None) or (autocast is not None and not autocast.is_floating_point):
         raise ValueError(f"autocast is {autocast!r}; it must be a dtype, say torch.bfloat16, or None")
     if autocast == torch.float16:
         raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")

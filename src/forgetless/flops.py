@@ -13,6 +13,7 @@ groups, and two that it leaves out, attention on the CPU and a product with its 
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -163,10 +164,34 @@ def _product(bias: list[int], a: list[int], b: list[int], *args: Any, **kwargs: 
     return flops
 
 
+def _matrix_vector(matrix: list[int], vector: list[int], *args: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(matrix)
+
+
+def _lstm(x: list[int], first: list[int], second: list[int], *args: Any, **kwargs: Any) -> int:
+    """One layer in one direction on a CPU: every element of a sequence goes through both of its matrices."""
+    return 2 * math.prod(x[:-1]) * (math.prod(first) + math.prod(second))
+
+
+def _recurrent(x: list[int], weights: list[list[int]], *args: Any, **kwargs: Any) -> int:
+    """All layers on a GPU, of any kind."""
+    return 2 * math.prod(x[:-1]) * sum(math.prod(weight) for weight in weights if len(weight) > 1)
+
+
+def _twice(forward: Callable[..., int]) -> Callable[..., int]:
+    """Backward, for the inputs and for the weights."""
+    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
+
+
 _DISABLED = "__dynamo_disable"
 _CORRECTIONS = {
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.aten._addmm_activation: _product,
+    torch.ops.aten.mv: _matrix_vector,
+    torch.ops.aten.mkldnn_rnn_layer: _lstm,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _twice(_lstm),
+    torch.ops.aten._cudnn_rnn: _recurrent,
+    torch.ops.aten._cudnn_rnn_backward: _twice(_recurrent),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

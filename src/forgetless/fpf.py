@@ -245,6 +245,12 @@ class FPF:
             )
         if (window := state.get("window", self.window)) != self.window:
             raise ValueError(f"the state was saved with window {window}; this has {self.window}")
+        held = set(state["buffer"].get("columns", {}))
+        if held and ("logits" in held) != bool(self.distill):
+            kept = "holds" if "logits" in held else "does not hold"
+            raise ValueError(
+                f"distill is {self.distill}, but the buffer of the state {kept} logits: it was saved with another"
+            )
         missing = self.state_dict().keys() - state.keys() - {"processes", "window", "settings"}
         if missing:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
@@ -257,8 +263,9 @@ class FPF:
         if state["detector"] is not None:
             self._detector = Detector()
             self._detector.load_state_dict(state["detector"])
-        if not self._selection.fixed:
-            self._selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
+        if not self._selection.fixed:  # groups that were named there were not chosen
+            chosen = state["chosen"] if state.get("settings", {}).get("groups", "auto") == "auto" else None
+            self._selection.chosen = None if chosen is None else tuple(chosen)
         self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
         self._steps_of_window = state["steps_of_window"]
         now = self._settings()
@@ -271,7 +278,11 @@ class FPF:
     def _settings(self) -> dict[str, Any]:
         """How it finetunes, and when."""
         names = ("every", "steps", "lr", "distill", "batch")
-        return {name: getattr(self, name) for name in names} | {"threshold": self._selection.threshold}
+        groups = list(self._selection.chosen or ()) if self._selection.fixed else "auto"
+        return {name: getattr(self, name) for name in names} | {
+            "threshold": self._selection.threshold,
+            "groups": groups,
+        }
 
     def _rows(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
         """The batch as columns of the buffer, checked before anything is changed."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from forgetless.checks import check_whole
+from forgetless.checks import check_whole, own_frames
 from forgetless.training import Ended, Event, Run, Stepped
 
 MOST = 16  # lanes tried when the number is left open
@@ -40,16 +40,19 @@ class Failed:
 
     error: Exception
     trace: str
+    place: str = ""  # in a user's own file, if it came from there
 
     @staticmethod
     def of(error: Exception) -> Failed:
         """The error with its trace as text: the frames would keep the run's network and graphs alive."""
         trace = "".join(traceback.format_exception(error))
+        own = own_frames(error) or (own_frames(error.__cause__) if error.__cause__ else [])
+        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         chain: list[BaseException] = [error]
         for one in chain:
             one.__traceback__ = None
             chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
-        return Failed(error, trace)
+        return Failed(error, trace, place)
 
 
 def interleave(

@@ -40,7 +40,8 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     only = "" if len(shown) == len(found) else f" The {len(shown)} best of {len(found)} have colours."
     networks = ", ".join(dict.fromkeys(record.settings["network"] for record in records))
     buffers = ", ".join(dict.fromkeys(str(record.settings["buffer"]) for record in records))
-    seeds = len({record.settings["seed"] for record in records})
+    counts = sorted({len(row.records) for row in found})
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
     validated = any(record.settings.get("validation") for record in records)
     held_out = " Rows on validation were tested on held-out training images." if validated else ""
     partly = any(made.settings["repair"] != "none" and not made.settings.get("anytime") for made in records)
@@ -49,7 +50,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         if partly
         else ""
     )
-    said = f"{stream}, network {networks}, buffer {buffers}, {seeds} seed{'s' if seeds > 1 else ''}"
+    said = f"{stream}, network {networks}, buffer {buffers}, {seeds} seed{'s' if counts[-1] > 1 else ''} a row"
     parts = [
         f"<p>{escape(said)}. "
         "Accuracy: mean over all tasks after the last one, with all classes competing. Forgetting: how far tasks fall "

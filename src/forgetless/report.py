@@ -142,8 +142,9 @@ def table(records: Sequence[Record]) -> str:
     for row in [row for members in by_stream(records).values() for row in rows(members)]:
         forgot = "" if row.forgetting is None else row.forgetting
         ids = " ".join(record.id for record in row.records)
+        spread = row.spread if len(row.records) > 1 else ""
         writer.writerow([
-            row.records[0].settings["stream"], row.label, row.accuracy, row.spread, len(row.records), forgot,
+            row.records[0].settings["stream"], row.label, row.accuracy, spread, len(row.records), forgot,
             round(row.tflops * 1e12), row.seconds, row.share, ids,
         ])  # fmt: skip
     return text.getvalue()

@@ -220,7 +220,8 @@ def to_dict(name: str, found: Sequence[Measured], findings: Sequence[Finding], n
             {
                 "name": one.line.name, "stream": one.line.stream, "metric": one.line.metric,
                 "paper": None if one.line.target is None else [one.line.target.mean, one.line.target.std],
-                "ours": [round(one.mean, 3), round(one.std, 3)], "seeds": len(one.records),
+                "ours": [round(one.mean, 3), round(one.std, 3) if len(one.records) > 1 else None],
+                "seeds": len(one.records),
                 "difference": None if one.difference is None else round(one.difference, 3),
                 "standard_errors": None if one.errors is None else round(one.errors, 2),
                 "tflops": round(one.tflops, 6), "records": [made.id for made in one.records],

@@ -12,6 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from forgetless.flops import known, training_flops
 from forgetless.grouping import joined, unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
-from forgetless.methods.method import check_declared
+from forgetless.methods.method import check_declared, stepped
 from forgetless.profile import Profile
 from forgetless.selection import Selection
 from forgetless.stream import Stream
@@ -350,11 +351,31 @@ class _Training:
         self.tasks = stream.joint().tasks[:1] if method.joint else stream.tasks
         self.feed: Feed | None = None
 
+    @contextmanager
+    def _taking_its_images(self) -> Iterator[None]:
+        """What torch says of a network that does not fit the images says not what they are."""
+        try:
+            yield
+        except torch.OutOfMemoryError:  # lanes wait for room
+            raise
+        except (RuntimeError, TypeError) as error:
+            own_way = type(self.method).predict is not Method.predict
+            if own_way or isinstance(error, finetuning.NonFiniteError) or "CUDA" in str(error):
+                raise
+            blank = self.learner.blank(1)
+            images = f"images of {self.stream.name!r}, {tuple(blank.shape[1:])} in {blank.dtype}"
+            raise ValueError(f"the network cannot take {images}: {error}") from error
+
     def _to_freeze(self) -> list[str]:
         """Names of the tensors of ``freeze``; an error if nothing would be left to train or to finetune."""
         selection = self.repair.selection
         if not self.freeze:
             return []
+        if self.method.joint:
+            name = type(self.method).__name__
+            raise ValueError(
+                f"freeze is {', '.join(self.freeze)}, but {name} has no second task before which to freeze"
+            )
         groups = dynamics.select(dict.fromkeys(selection.grouping, 0.0), groups=self.freeze)
         names = selection.names(groups)
         if {name for name, _ in unwrap(self.network).named_parameters() if name in selection.tracked} <= set(names):
@@ -376,7 +397,8 @@ class _Training:
             warnings.warn(said, stacklevel=2)
         yield Began(len(self.tasks), steps)
         if state is None:
-            self.untrained = tuple(self._evaluate().class_il)
+            with self._taking_its_images():
+                self.untrained = tuple(self._evaluate().class_il)
             self.repair.tracker.start()
         else:
             self._load(state)
@@ -525,7 +547,7 @@ class _Training:
         """The step itself; gives what the buffer is to take."""
         assert self.feed is not None
         x, y = self.feed.take(size)
-        loss, found = self.method.step(self.learner, Batch(x, y, self.number))
+        loss, found = stepped(self.method, self.learner, Batch(x, y, self.number))
         self.feed.note(loss)
         if not self.offers:
             return {"x": x, "y": y}
@@ -631,7 +653,10 @@ class _Training:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.step, self.number, self.epoch, self.index = state["place"]
-        self.network.load_state_dict(state["network"])
+        try:
+            self.network.load_state_dict(state["network"])
+        except RuntimeError as error:
+            raise ValueError(f"the state is of another network; go on with that one, or begin anew: {error}") from error
         self.trained = state["before"] is not None
         self.before = tuple(state["before"]) if self.trained and self.settings is not None else None
         self.finishing = state.get("finishing", False)  # states of before 0.11 have none

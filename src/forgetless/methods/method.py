@@ -135,6 +135,18 @@ def check_declared(method: Method) -> None:
         )
 
 
+def stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """A step; an error if it gives something else than it must."""
+    made: Any = method.step(learner, batch)
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise ValueError(
+            f"step of {type(method).__name__} gives a {type(made).__name__}; it must give the loss and the columns "
+            'for the buffer: return loss.detach(), {"logits": logits.detach()}, or {} where there are none'
+        )
+    loss, columns = made
+    return loss, columns
+
+
 def sample(split: Split, size: int, learner: Learner) -> Split:
     """``size`` examples of a split without replacement, or all if there are fewer."""
     rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
