@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from forgetless import Finetune, catalogue, checkpoint, networks, streams, training
 from forgetless.checkpoint import CheckpointError, Writer, check, check_kept, data_checksum, load, save
 from forgetless.methods import Method
+from forgetless.methods.sgd import SGD
 from forgetless.storage import Schedule
 from forgetless.training import Ended, Stepped, train, with_seed
 from helpers import learner, small_stream
@@ -326,3 +327,12 @@ def test_a_method_that_holds_a_part_of_the_network_must_say_how_it_is_kept():
         method.state_dict(one)
     method.held = [tensor.clone() for tensor in method.held]
     assert method.state_dict(one)["held"][0].shape == (100, 4)
+
+
+def test_a_state_of_another_network_is_told():
+    made = train(small_stream(), SGD(), networks.mlp(6, inputs=4, hidden=(8,)), batch=6)
+    while not isinstance(next(made), Stepped):
+        pass
+    wider = train(small_stream(), SGD(), networks.mlp(6, inputs=4, hidden=(9,)), batch=6, state=made.state_dict())
+    with pytest.raises(ValueError, match="the state is of another network; go on with that one, or begin anew"):
+        list(wider)

@@ -86,8 +86,17 @@ def moving(self, learner, x):
     return learner.network(x)
 
 
+def lone(self, learner, batch):
+    return Good.step(self, learner, batch)[0]
+
+
+def idle(self, learner, batch):
+    return learner.forward(learner.augment(batch.x)).sum().detach(), {}
+
+
 def test_a_good_one_passes():
     forgetless.check(Good)
+    forgetless.check("er")
 
 
 @pytest.mark.parametrize(
@@ -100,6 +109,8 @@ def test_a_good_one_passes():
         (broken(step=attached), "2: column 'logits' must hold a detached row"),
         (broken(memory="reservoir", columns=("depth",)), "2: the step does not return the declared depth"),
         (broken(memory="balanced", columns=("depth",)), "2: the step does not return the declared depth"),
+        (broken(step=lone), "1: step of Broken gives a Tensor; it must give the loss and the columns"),
+        (broken(step=idle), r"1: no weight has moved in a run: does step\(\) call learner.update"),
         (broken(step=infinite), "1: the loss of a step is inf; it must be one finite number"),
         (broken(predict=moving), "5: evaluation changes the network"),
         (broken(memory="all"), "memory is 'all'; it must be none, reservoir, balanced or own"),

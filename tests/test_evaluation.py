@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+from forgetless import NonFiniteError
 from forgetless.evaluation import evaluate
 from forgetless.methods.sgd import SGD
 from forgetless.training import train
@@ -43,6 +44,25 @@ def test_evaluation_leaves_modes_as_they_were_and_runs_in_evaluation_mode():
     assert not any(seen)
     assert [module.training for module in network] == [False, True, True, True]
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_outputs_that_are_nan_are_no_class():
+    network = Fixed(0.0, 1.0, 2.0, 9.0, 4.0, torch.nan)
+    size = len(STREAM.tasks[0].test)
+    with pytest.raises(NonFiniteError, match=f"the outputs for {size} of the {size} test images of task 1 of 'small'"):
+        evaluate(learner(network, STREAM), SGD(), STREAM, batch=5)
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(5, 6)), "shapes cannot be multiplied"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 6)).double(), "same dtype"),
+    ],
+)
+def test_a_network_that_cannot_take_the_images_is_told_what_they_are(network, said):
+    with pytest.raises(ValueError, match=rf"cannot take images of 'small', \(1, 2, 2\) in torch.float32: .*{said}"):
+        list(train(small_stream(), SGD(), network, batch=6))
 
 
 def test_a_network_with_other_outputs_than_classes_is_refused_before_training():

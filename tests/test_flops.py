@@ -100,6 +100,33 @@ def test_a_transformer_in_evaluation_mode_is_counted():
     assert counted == linear + 2 * 2 * (2 * 2) * 4 * 4 * 8
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind, **given):
+        super().__init__()
+        self.body = kind(8, 16, batch_first=True, **given)
+
+    def forward(self, x):
+        return self.body(x)[0]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_every_element_of_a_sequence_goes_through_both_matrices_of_a_recurrent_layer(kind, gates):
+    forward = 2 * (10 * 7) * gates * 16 * (8 + 16)  # ten sequences of seven
+    assert flops.forward_flops(Recurrent(kind), torch.rand(10, 7, 8)) == forward
+    both = Recurrent(kind, num_layers=2, bidirectional=True)
+    second = 2 * (10 * 7) * gates * 16 * (32 + 16)  # it sees both directions of the first
+    assert flops.forward_flops(both, torch.rand(10, 7, 8)) == 2 * (forward + second)
+
+
+def test_the_gradients_of_an_lstm_cost_twice_its_forward_pass():
+    model, x = Recurrent(nn.LSTM), torch.rand(10, 7, 8)
+    assert flops.training_flops(model, x) == 3 * flops.forward_flops(model, x)
+
+
+def test_a_matrix_times_a_vector_counts():
+    assert flops.count(lambda: torch.rand(3, 5) @ torch.rand(5)) == 2 * 3 * 5
+
+
 def test_counting_leaves_the_network_alone():
     model = networks.resnet18(10, width=4)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -838,6 +838,21 @@ def test_a_network_that_no_one_trains_is_told_from_data_that_does_not_shift():
         run(model, shape, fpf, told=True)
 
 
+def test_groups_that_were_named_are_not_taken_for_chosen():
+    state = FPF(nn.Linear(4, 2), every=50, groups="all").state_dict()
+    chooses = FPF(nn.Linear(4, 2), every=50)
+    with pytest.warns(UserWarning, match=r"saved with groups \['head'\]; this FPF has groups auto"):
+        chooses.load_state_dict(state)
+    assert chooses._selection.chosen is None
+
+
+def test_a_state_without_the_logits_that_this_one_distils_from_is_refused():
+    fpf = FPF(nn.Linear(4, 2), every=50)
+    fpf.observe(torch.rand(8, 4), torch.zeros(8, dtype=torch.int64))
+    with pytest.raises(ValueError, match="distill is 0.5, but the buffer of the state does not hold logits"):
+        FPF(nn.Linear(4, 2), every=50, distill=0.5).load_state_dict(fpf.state_dict())
+
+
 def test_a_state_of_other_settings_says_which():
     state = FPF(nn.Linear(4, 2), every=50, lr=0.1).state_dict()
     with pytest.warns(

@@ -385,6 +385,7 @@ def test_kd_composes_where_logits_are_stored_and_is_refused_at_once_where_not(na
         ({"freeze": ["fc9"]}, "no group named 'fc9'"),
         ({"freeze": "fc9"}, "no group named 'fc9'"),
         ({"freeze": ["fc1", "fc2"]}, "freeze is fc1, fc2; nothing would be left to train"),
+        ({"method": Joint(), "freeze": ["fc1"]}, "freeze is fc1, but Joint has no second task before which to freeze"),
         (
             {"freeze": ["fc2"], "finetune": Finetune(groups=("fc2",), batch=12)},
             "groups is fc2, freeze is fc2; nothing would be left to finetune",
