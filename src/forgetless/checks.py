@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sysconfig
 import traceback
-from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -24,10 +23,10 @@ def check_seed(value: object, name: str = "seed") -> None:
         raise ValueError(f"{name} is {value}; it must be between -2^62 and 2^62")
 
 
-def own_frames(error: BaseException, besides: Sequence[Path] = ()) -> list[traceback.FrameSummary]:
-    """Where in a user's own files an error came from: not in this package, what is installed, or ``besides``."""
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where in a user's own files an error came from: not in this package, nor in what is installed."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-    others = [Path(__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in kinds), *besides]
+    others = [Path(__file__).parent, *(Path(sysconfig.get_path(kind)) for kind in kinds)]
 
     def is_own(frame: traceback.FrameSummary) -> bool:
         file = Path(frame.filename)
