@@ -123,7 +123,7 @@ def column(stream: str, buffer: int) -> list[str]:
     found = measured(stream, buffer)
     first = next(iter(found.values()))[0]
     minutes = sum(made.seconds["total"] for runs in found.values() for made in runs) / 60
-    chosen = chosen_rows(stream, buffer)
+    chosen, elsewhere = chosen_rows(stream, buffer), trained_elsewhere(stream, buffer)
     carried = [row for row, own in chosen.items() if "fpf" in row and own["grid"][0]["validation_accuracy"] is None]
     lines = [
         "",
@@ -142,7 +142,7 @@ def column(stream: str, buffer: int) -> list[str]:
         + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else "")
         + (
             f" {', '.join(row.removeprefix('fpf+') for row in elsewhere)}: of runs of [another table](studies.md#the-chosen-groups-beside-all-of-them), not searched for."
-            if (elsewhere := trained_elsewhere(stream, buffer))
+            if elsewhere
             else ""
         ),
         *(
@@ -169,7 +169,7 @@ def column(stream: str, buffer: int) -> list[str]:
         f"![accuracy by FLOPs](cost-{stream}-{buffer}.svg)",
         "",
     ]
-    return lines + table(found, targets.find("table1", stream, buffer=buffer), trained_elsewhere(stream, buffer))
+    return lines + table(found, targets.find("table1", stream, buffer=buffer), elsewhere)
 
 
 def table(

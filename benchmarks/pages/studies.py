@@ -50,10 +50,10 @@ def many_epochs() -> list[str]:
 
 def vgg() -> list[str]:
     own, chosen = measured(VGG, 500), chosen_rows(VGG, 500)
-    grid = [(row, entry) for row, searched in chosen.items() if len(searched["grid"]) > 1 for entry in searched["grid"]]
-    diverged = [entry["point"]["lr"] for _, entry in grid if entry["validation_accuracy"] is None]
+    grid = [entry for searched in chosen.values() if len(searched["grid"]) > 1 for entry in searched["grid"]]
+    diverged = [entry["point"]["lr"] for entry in grid if entry["validation_accuracy"] is None]
     fast = sum(lr > 0.01 for lr in diverged)
-    tried = sum(entry["point"]["lr"] > 0.01 for _, entry in grid)
+    tried = sum(entry["point"]["lr"] > 0.01 for entry in grid)
     seeds = len(own["sgd"])
     lost = {row: seeds - len(own.get(row, [])) for row in chosen if len(own.get(row, [])) < seeds}
     return [
@@ -61,7 +61,7 @@ def vgg() -> list[str]:
         "",
         f"Searched for on the validation split, {len(grid)} points, one seed each (`results/{VGG}/chosen-{VGG}-500.json`), then {seeds} seeds on all training images;",
         f"torch {own['sgd'][0].versions['torch']}. It has no batch norm, and does not take a ResNet's learning rates: of {tried} points with 0.03 or more {fast} diverged, of {len(grid) - tried} with 0.01 {len(diverged) - fast}.",
-        f"So did final runs with the settings that were chosen: {', '.join(f'{count} of {seeds} of {row}' for row, count in lost.items())}. How its weights begin decides that, and may be why these rows",
+        f"So did final runs with the settings that were chosen: {', '.join(f'{count} of {seeds} of {row}' for row, count in lost.items())}. How its weights begin may be the reason, and why these rows",
         "fall short of the paper's: other beginnings have yet to be measured.",
         "",
         "Commands: `python benchmarks/columns.py search --stream seq-cifar10 --network vgg11 --work FOLDER`, then `final --seeds 3`, then `keep`;",
@@ -102,8 +102,6 @@ def frozen() -> list[str]:
         "",
         "ER on Seq-CIFAR-10, accuracy on the tasks so far, paper / ours.",
     ]
-    if not own:
-        return [*lines, "", "Not measured."]
     rows: dict[str, list[Measured]] = {}
     for one in own:
         rows.setdefault(one.line.at[0], []).append(one)
@@ -173,11 +171,7 @@ def accuracies(own: Sequence[Measured]) -> list[Measured]:
 def accuracy_and_cost(one: Measured | None) -> tuple[str, str]:
     if one is None:
         return "–", "–"
-    return spread(one), f"{mean(made.flops.get('finetune', 0) for made in one.records) / 1e12:.1f}"
-
-
-def spread(one: Measured) -> str:
-    return f"{one.mean:.2f} ± {one.std:.2f}" if len(one.records) > 1 else f"{one.mean:.2f}"
+    return one.shown, f"{mean(made.flops.get('finetune', 0) for made in one.records) / 1e12:.1f}"
 
 
 def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measured], str] = lambda one: "") -> list[str]:
@@ -191,7 +185,7 @@ def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measure
         cells = [
             one.line.name.partition(", ")[0],
             f"{target.mean:.2f} ± {target.std:.2f}",
-            spread(one),
+            one.shown,
             str(len(one.records)),
         ]
         cells += [f"{one.difference:+.2f}", errors, f"{one.tflops:.0f}", *([cell(one)] if further else [])]
@@ -202,7 +196,7 @@ def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measure
 def plain(own: Sequence[Measured]) -> list[str]:
     """Rows that the paper draws, and gives no numbers of."""
     lines = ["| | accuracy | seeds | TFLOPs |", "| --- | --- | --- | --- |"]
-    return lines + [f"| {one.line.name} | {spread(one)} | {len(one.records)} | {one.tflops:.0f} |" for one in own]
+    return lines + [f"| {one.line.name} | {one.shown} | {len(one.records)} | {one.tflops:.0f} |" for one in own]
 
 
 def reported(command: str, own: Sequence[Measured], rows: Sequence[str]) -> list[str]:

@@ -416,9 +416,8 @@ def _print_comparison(found: list[Any]) -> None:
         paper = "" if target is None else f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
         difference = "" if one.difference is None else f"{one.difference:+.2f}"
         errors = "" if one.errors is None else f"{one.errors:+.1f}"
-        ours = f"{one.mean:.2f}" + (f" ± {one.std:.2f}" if len(one.records) > 1 else "")
         theirs = ([paper], [difference, errors]) if compared else ([], [])
-        table.add_row(one.line.name + unit, *theirs[0], ours, *theirs[1], f"{one.tflops:.3g}")
+        table.add_row(one.line.name + unit, *theirs[0], one.shown, *theirs[1], f"{one.tflops:.3g}")
     screen.print(table)
 
 

@@ -83,6 +83,11 @@ class Measured:
         return stdev(self.values) if len(self.records) > 1 else 0.0
 
     @property
+    def shown(self) -> str:
+        """The mean, and the deviation where there are several runs."""
+        return f"{self.mean:.2f} ± {self.std:.2f}" if len(self.records) > 1 else f"{self.mean:.2f}"
+
+    @property
     def tflops(self) -> float:
         return mean(sum(record.flops.values()) for record in self.records) / 1e12
 
