@@ -19,6 +19,7 @@ from provenance import provenance, publish
 
 WAYS: dict[str, dict[str, Any]] = {
     "as they are": {"pad": 0, "flip": False, "mirror": False},
+    "cropped": {"pad": 4, "flip": False, "mirror": False},
     "cropped and flipped": {"pad": 4, "flip": True, "mirror": False},
     "cropped, mirrored at the edge, and flipped": {"pad": 4, "flip": True, "mirror": True},
 }

@@ -177,23 +177,26 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         ],
     },
     "seq-pathmnist": {
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1, 0.5]}],
-        "fpf+derpp": [{"lr": [0.01, 0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
+        "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [
             {"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]},
-            {"lr": [0.03], "ft_lr": [0.1], "every": [500, 1500], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.1], "every": [500], "threshold": [0.1]},
         ],
-        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05, 0.1], "every": [500], "kd": [0.1, 0.2], "threshold": [0.1]}],
+        "k-fpf-kd": [
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1, 0.2], "threshold": [0.1]},
+            {"lr": [0.01], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
+        ],
         "joint": [{"lr": [0.01, 0.03]}],
         "sgd": [{}],
     },
     "seq-pathmnist-200": {
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]}],
-        "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
-        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03], "threshold": [0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]}],
+        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
-        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]}],
     },
     "seq-pacs": {
         "fpf+derpp": [

@@ -66,6 +66,8 @@ def test_colour_images_are_centred_by_their_own_channels(name):
     mean = shares @ levels
     assert found.mean == pytest.approx(mean.tolist(), abs=1e-3)
     assert found.std == pytest.approx((shares @ levels**2 - mean**2).sqrt().tolist(), abs=1e-3)
+    black = (-mean / (shares @ levels**2 - mean**2).sqrt()).min()  # what crops of bright images must not add
+    assert found.mirror == (found.pad > 0 and bool(black < -4))
 
 
 def test_orders_that_make_no_sense_are_refused():

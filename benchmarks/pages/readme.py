@@ -40,7 +40,9 @@ def headline() -> str:
         counts = {name: len(found.get(row) or found.get(f"fpf+{row}", [])) for name, row in shown.items()}
         few = {name: count for name, count in counts.items() if 0 < count < 5}
         if few and len(few) == sum(count > 0 for count in counts.values()):
-            fewer.append(f"{stream}, {buffer}: {max(few.values())}")
+            most = max(few.values())
+            behind = "".join(f", {name} {count}" for name, count in few.items() if count < most)
+            fewer.append(f"{stream}, {buffer}: {most}{behind}")
         else:
             fewer += [f"{name} on {stream}, {buffer}: {count}" for name, count in few.items()]
     lines += ["", f"Means of five seeds{' (' + '; '.join(fewer) + ')' if fewer else ''}."]

@@ -188,10 +188,11 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
     },
     "seq-pathmnist": {
         "joint": {"lr": 0.01},
-        "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
-        "k-fpf-kd+sgd": {"lr": 0.03, "kd": {200: 0.2, 500: 0.1}},
+        "er": {"lr": 0.03},
+        "k-fpf+sgd": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"kd": 0.1},
         "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.03, "kd": 0.1},
-        "fpf+er": {"ft_lr": 0.1, "threshold": 0.1},
+        "fpf+er": {"ft_lr": 0.03, "threshold": 0.1},
         "fpf+derpp": {"ft_lr": 0.03, "threshold": 0.1},
     },
     "seq-pacs": {

@@ -56,6 +56,7 @@ def seq_pathmnist(root: Path | None = None, order: Order = None) -> Stream:
         std=(0.1237, 0.1768, 0.1244),
         pad=4,
         flip=True,
+        mirror=True,  # black, which no image has, would set the statistics of batch norm
     )
 
 

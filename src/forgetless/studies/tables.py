@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
@@ -157,7 +158,7 @@ def fpf_is_enough(found: Sequence[Measured]) -> list[Finding]:
                     Finding(
                         f"{part} is {near}, for fewer FLOPs",
                         one.mean >= all_.mean - 2 * noise and costs[0] < costs[1],
-                        f"{one.mean:.1f} and {all_.mean:.1f} %, {costs[0] / 1e12:.3g} and {costs[1] / 1e12:.3g} TFLOPs",
+                        f"{one.mean:.2f} and {all_.mean:.2f} %, {costs[0] / 1e12:.3g} and {costs[1] / 1e12:.3g} TFLOPs",
                     )
                 )
     return findings
@@ -180,7 +181,7 @@ def freezing_hurts(found: Sequence[Measured]) -> list[Finding]:
     last = {one.line.at[0]: one.records for one in found}
     if "" not in last or len(last) < 2:
         return []
-    accuracy = {group: sum(r.accuracy for r in records) / len(records) for group, records in last.items()}
+    accuracy = {group: mean(made.accuracy for made in records) for group, records in last.items()}
     free = accuracy.pop("")
     numbers = f"none frozen {free:.1f}; " + ", ".join(f"{group} {value:.1f}" for group, value in accuracy.items())
     worst = min(accuracy, key=lambda group: accuracy[group])
