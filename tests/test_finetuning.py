@@ -413,6 +413,16 @@ def test_things_that_cannot_be_finetuned_say_so():
         finetune(model, buffer, ["fc3.bias"], loss=lambda logits, y: F.cross_entropy(logits, y, reduction="none"))
     with pytest.raises(ValueError, match=r"output has shape \(32,\); it must be \(batch, classes\)"):
         finetune(model, buffer, ["fc3.bias"], forward=lambda model, x: model(x)[:, 0])
+    with pytest.raises(ValueError, match="augment or forward made 10 rows of logits of 32 examples"):
+        finetune(model, buffer, ["fc3.bias"], augment=lambda x: x[:10])
+    with pytest.raises(ValueError, match="augment or forward made 1 rows of logits of 32 examples"):
+        matching = filled(x=torch.rand(64, 4), logits=torch.zeros(64, 5))  # of which one row would be taken for all
+        finetune(
+            model, matching, ["fc3.bias"], distill=0.1, forward=lambda model, x: model(x[:1]),
+            loss=lambda logits, y: logits.square().mean(),
+        )  # fmt: skip
+    with pytest.raises(TypeError, match="augment gave None"):
+        finetune(model, buffer, ["fc3.bias"], augment=lambda x: None)
 
 
 def test_in_inference_mode_it_still_finetunes():

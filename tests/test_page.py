@@ -61,6 +61,9 @@ def test_a_page_of_many_ways_gives_colours_to_the_ten_best(records):
     text = page.html(many, "Many")
     assert "The 10 best of 30 have colours" in text
     assert text.count(f'<i style="background:{page.GREY}">') == 20
+    assert text.count("<figure>") == 24
+    assert "mean over seeds. Of the 24 best rows." in text
+    assert "best rows" not in page.html(many[:24], "Fewer")
 
 
 def test_labels_keep_a_distance():

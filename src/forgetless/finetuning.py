@@ -305,6 +305,8 @@ class Finetuning:
         x, y = unpack(rows), rows["y"]
         with nullcontext() if self._autocast is None else torch.autocast(self._device.type, self._autocast):
             inputs = x if self._augment is None else self._augment(x)
+            if inputs is None:
+                raise TypeError("augment gave None; it must give the inputs, changed")
             if step and self._engine is not None and self._loss is None and not self._distill:
                 mlp = self._engine.without_graph(self._network, inputs)
                 if mlp is not None:
@@ -314,7 +316,7 @@ class Finetuning:
             if not isinstance(logits, Tensor):
                 raise TypeError(f"forward gave a {type(logits).__name__}; it must give logits, a tensor")
             if step == 0 and (self._schedule is None or not self._schedule.checked):
-                _check_first(self._buffer, logits, self._loss, self._distill)
+                _check_first(self._buffer, logits, len(y), self._loss, self._distill)
             along = None
             if self._loss is None and not self._distill:
                 value, root, along = cross_entropy(logits, _labels(y))
@@ -505,10 +507,14 @@ def _labels(y: Tensor) -> Tensor:
     return y if y.is_floating_point() else y.long()
 
 
-def _check_first(buffer: Buffer, logits: Tensor, loss: Loss | None, distill: float) -> None:
-    """Before the first update: do the stored labels and logits fit what the network gives?"""
+def _check_first(buffer: Buffer, logits: Tensor, drawn: int, loss: Loss | None, distill: float) -> None:
+    """Before the first update: do the stored labels and logits fit what the network gives for the examples drawn?"""
     if loss is None:
         check_labels(buffer["y"], logits)
+    if (loss is None or distill) and len(logits) != drawn:
+        raise ValueError(
+            f"augment or forward made {len(logits)} rows of logits of {drawn} examples; it must be a row each"
+        )
     if distill and buffer["logits"].shape[1:] != logits.shape[1:]:
         stored, now = tuple(buffer["logits"].shape[1:]), tuple(logits.shape[1:])
         raise ValueError(f"the stored logits have shape {stored}, the network's have {now}; distill needs them equal")

@@ -12,6 +12,7 @@ from forgetless.report import HEADINGS, Row, best, by_stream, cells, front, rows
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
+MATRICES = 24  # of the best rows, so that a page of a large sweep stays readable
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 44, 180, 12, 36
 
 
@@ -80,13 +81,14 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
             ]
     matrices = "".join(
         f"<figure><figcaption>{escape(row.label)}</figcaption>{_matrix(row.matrix)}</figure>"
-        for row in ranked[:24]
+        for row in ranked[:MATRICES]
         if len(row.matrix) > 1
     )
     if matrices:
+        few = f" Of the {MATRICES} best rows." if len(ranked) > MATRICES else ""
         parts.append(
-            "<h2>Accuracy matrices</h2><p>Accuracy on each task (columns) after each task (lines), mean over seeds.</p>"
-            f'<div class="matrices">{matrices}</div>'
+            "<h2>Accuracy matrices</h2><p>Accuracy on each task (columns) after each task (lines), mean over seeds."
+            f'{few}</p><div class="matrices">{matrices}</div>'
         )
     parts.append(_settings(found, links, anchor))
     return parts
