@@ -1,6 +1,7 @@
 """The examples with pretrained transformers, in their quick versions: what is repaired is what was forgotten."""
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,14 @@ def example(request, monkeypatch):
     return importlib.import_module(request.param)
 
 
+# Its quick version hardly pretrains, and on the text of other versions of Python may have nothing to repair.
+TEXT = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="its text is that of Python 3.11's standard library")
+
+
 @pytest.mark.parametrize(
-    ("example", "gain"), [("transformers_vit", 40.0), ("transformers_text", 12.0)], indirect=["example"]
+    ("example", "gain"),
+    [("transformers_vit", 40.0), pytest.param("transformers_text", 12.0, marks=TEXT)],
+    indirect=["example"],
 )
 def test_k_fpf_repairs_a_pretrained_transformer(example, gain):
     plain = example.run("plain", quick=True)
