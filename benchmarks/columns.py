@@ -34,6 +34,14 @@ Grid = dict[str, list[Any]]
 TAIL: Grid = {"ft_lr": [0.1, 0.3], "threshold": [1.0, 0.1]}  # of FPF: points that share a training
 SPARING: Grid = {"ft_lr": [0.1, 0.03], "threshold": [1.0, 0.1]}
 DENSE: Grid = {"lr": [0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}
+# Finetuned on crops, where the stream has none; and more often, for no more FLOPs than DER++.
+CROPPED: list[Grid] = [
+    {**DENSE, "lr": [0.03], "kd": [0.1], "ft_pad": [2, 4]},
+    {**DENSE, "lr": [0.03], "kd": [0.2], "ft_pad": [4]},
+    {**DENSE, "lr": [0.03], "kd": [0.1], "every": [50]},
+    {**DENSE, "lr": [0.03], "kd": [0.1], "every": [50], "ft_pad": [4]},
+    {**DENSE, "lr": [0.03], "kd": [0.1], "ft_lr": [0.1], "ft_pad": [4]},
+]
 
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
 # FLOPs than ER, ``k-fpf-dense-kd`` that with distillation; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF
@@ -43,12 +51,15 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-ce": [
             {"lr": [0.01, 0.03], "ft_lr": [0.03, 0.05, 0.075], "every": [500]},
             {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "threshold": [0.1, 0.0]},
+            {"lr": [0.03, 0.05], "ft_lr": [0.05, 0.075], "every": [500], "threshold": [0.1]},
         ],
         "k-fpf-kd": [
             {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]},
             {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.1], "threshold": [0.1]},
             {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.05, 0.2], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05, 0.075], "every": [500], "kd": [0.05], "threshold": [0.1]},
+            {"lr": [0.05], "ft_lr": [0.05, 0.075], "every": [500], "kd": [0.05, 0.1], "threshold": [0.1]},
         ],
         "k-fpf-dense": [
             {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
@@ -122,10 +133,16 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "every": [500], "threshold": [0.1]},
             {"lr": [0.1], "ft_lr": [0.1, 0.2], "every": [500], "threshold": [0.3]},
         ],
-        "k-fpf-kd": [{"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]}],
+        "k-fpf-kd": [
+            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]},
+            {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.15], "ft_lr": [0.1, 0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.2], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
+        ],
         "k-fpf+masked": [
             {**DENSE, "lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "kd": [0.1]},
             {**DENSE, "lr": [0.03], "kd": [0.3]},
+            *CROPPED,
         ],
         "k-fpf-dense": [{"lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "every": [100], "steps": [100], "threshold": [0.1]}],
         "fpf+er": [{"ft_lr": [0.1, 0.03]}],
@@ -146,15 +163,18 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.1, 0.5], "threshold": [0.1]},
             {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2, 0.5], "threshold": [0.1]},
             {"lr": [0.05], "ft_lr": [0.1], "every": [500], "kd": [0.2, 0.5], "threshold": [0.1]},
+            {"lr": [0.15], "ft_lr": [0.15, 0.2], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.2], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.15], "ft_lr": [0.15], "every": [500], "kd": [0.1], "threshold": [0.1]},
         ],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.05, 0.1], "kd": [0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.05, 0.1], "kd": [0.1]}, *CROPPED],
         "fpf+er": [{"ft_lr": [0.1]}, {"lr": [0.03], "ft_lr": [0.1]}],
         "fpf+der": [{"ft_lr": [0.03]}],
         "fpf+derpp": [
             {"ft_lr": [0.03]},
             {"lr": [0.03, 0.1], "alpha": [0.2, 0.5], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]},
         ],
-        "fpf+fdr": [{"lr": [0.1], "alpha": [1.0, 3.0], **SPARING}],
+        "fpf+fdr": [{"lr": [0.1], "alpha": [1.0, 3.0], **SPARING}, {"lr": [0.03], "alpha": [1.0, 3.0], **SPARING}],
         "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1]}],
         "gdumb": [{}],
@@ -207,12 +227,15 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "k-fpf-ce": [{"lr": [0.03, 0.05], "ft_lr": [0.03, 0.075], "every": [100, 250], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.05], "ft_lr": [0.03], "every": [100], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]}],
         "k-fpf-dense": [{"lr": [0.05], "ft_lr": [0.03, 0.05], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]}],
-        "joint": [{"lr": [0.03, 0.1]}],
+        "joint": [{"lr": [0.01, 0.03, 0.1]}],
         "sgd": [{}],
     },
     "seq-pacs-200": {
         "fpf+derpp": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
-        "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
+        "fpf+er": [
+            {"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]},
+            {"lr": [0.03, 0.1], "ft_lr": [0.01, 0.05], "threshold": [0.1]},
+        ],
         "k-fpf-ce": [{"lr": [0.05], "ft_lr": [0.03, 0.05], "every": [100], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.05], "ft_lr": [0.03], "every": [100], "kd": [0.1, 0.5], "threshold": [0.1]}],
         "k-fpf-dense": [{"lr": [0.05], "ft_lr": [0.03], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]}],
@@ -290,7 +313,7 @@ def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
             f"{made.accuracy:.2f}" if isinstance(made, record.Record) else f"{type(made.error).__name__}: {made.error}"
         )
         given = {"buffer": one.buffer, "lr": one.lr, "ft_lr": one.ft_lr, "every": one.every, "kd": one.kd}
-        given |= {"threshold": one.threshold, **one.options}
+        given |= {"ft_pad": one.ft_pad, "threshold": one.threshold, **one.options}
         point = " ".join(f"{name} {value}" for name, value in given.items() if value)
         print(
             f"{time.perf_counter() - began:6.1f} s  {done}/{len(runs)}  {one.label} seed {one.seed} {point}: {shown}",

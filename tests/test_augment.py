@@ -69,3 +69,15 @@ def test_a_crop_may_be_mirrored_at_the_edge():
         said = f"mirror is on and pad is {pad}; it must be 1 or more and below the images' 3 pixels"
         with pytest.raises(ValueError, match=said):
             split_by_class("s", split, split, [1], pad=pad, mirror=True)
+
+
+def test_a_finetuning_may_crop_what_the_stream_does_not():
+    image = torch.arange(1, 26, dtype=torch.uint8).reshape(1, 1, 5, 5)
+    split = Split(image, torch.tensor([0]))
+    own = Preparation(split_by_class("s", split, split, [1]), torch.device("cpu"))
+    made = own.cropping(2)
+    generator = torch.Generator().manual_seed(0)
+    offset = torch.randint(5, (2, 8, 1), generator=torch.Generator().manual_seed(0))
+    wanted = augment.crop(image.repeat(8, 1, 1, 1), 2, offset, mirror=True).float() / 255
+    torch.testing.assert_close(made.augmented(image.repeat(8, 1, 1, 1), generator), wanted)
+    torch.testing.assert_close(own.augmented(image, generator), image.float() / 255)  # that of training is as it was

@@ -160,3 +160,14 @@ def test_the_numbers_with_fractions_among_the_methods_settings_are_these():
                 kinds[one.type].add(one.name)
     assert kinds["float"] == set(FLOATS)
     assert not kinds["int"] & set(FLOATS)
+
+
+def test_the_crops_of_a_finetuning_are_part_of_the_id_where_given_and_share_a_training():
+    plain, cropped = (resolve("seq-organamnist", "er", {"repair": "fpf", **given})[0] for given in ({}, {"ft_pad": 2}))
+    assert "ft_pad" not in plain.to_dict()  # as in the records from before there was such a setting
+    assert plain.id != cropped.id
+    assert plain.training == cropped.training
+    with pytest.raises(ValueError, match="ft_pad is a setting of FPF"):
+        resolve("seq-organamnist", "er", {"ft_pad": 2})
+    with pytest.raises(ValueError, match="ft_pad is 0; it must be a whole number of 1 or more"):
+        resolve("seq-organamnist", "er", {"repair": "fpf", "ft_pad": 0})

@@ -604,3 +604,31 @@ def test_a_run_may_stop_inside_what_gdumb_does_at_the_end(anytime):
         assert last.result.flops == event.result.flops
         for one, other in zip(again.network.parameters(), whole.network.parameters(), strict=True):
             assert torch.equal(one, other)
+
+
+def test_a_finetuning_crops_by_its_own_pad():
+    stream = dataclasses.replace(image_stream(), mirror=True)  # crops by 1
+
+    def weights(pad, stream=stream):
+        network = with_seed(lambda: networks.resnet18(4, width=2), 0)
+        groups = ("bn.affine", "bn.stats", "fc")
+        finetune = Finetune.k_fpf(4, steps=3, groups=groups, pad=pad)
+        events = list(train(stream, SGD(), network, batch=16, buffer=40, finetune=finetune))
+        assert sum(isinstance(event, Repaired) for event in events) == 3  # after 4 and 8 steps, at the end
+        return torch.cat([value.flatten().float() for value in network.state_dict().values()])
+
+    assert torch.equal(weights(1), weights(None))
+    assert not torch.equal(weights(2), weights(None))
+    bare = dataclasses.replace(stream, pad=0, mirror=False)
+    assert not torch.equal(weights(1, bare), weights(None, bare))
+
+
+def test_the_pad_of_a_finetuning_is_checked_first():
+    network = networks.mlp(4, inputs=192)
+    for pad, said in ((0, "pad is 0; it must be a whole number of 1 or more"), (8, "pad of the finetuning is 8; .* 8")):
+        with pytest.raises(ValueError, match=said):
+            train(image_stream(), SGD(), network, buffer=40, finetune=Finetune(pad=pad))
+    x, y = torch.rand(40, 6), torch.arange(2).repeat(20)
+    plain = from_tensors(x, y, [2])
+    with pytest.raises(ValueError, match=r"it must be None: an example has shape \(6,\), no image"):
+        train(plain, SGD(), networks.mlp(2, inputs=6), buffer=40, finetune=Finetune(pad=1))

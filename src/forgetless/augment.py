@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -50,6 +52,12 @@ class Preparation:
                 torch.tensor(values, device=device).expand(stream.shape[0]).reshape(channels).contiguous()
                 for values in (stream.mean, stream.std)
             )
+
+    def cropping(self, pad: int) -> Preparation:
+        """The same with crops that may lie over the edge by ``pad``, where they find the image mirrored."""
+        made = copy(self)
+        made._pad, made._mirror = pad, True
+        return made
 
     def plain(self, x: Tensor) -> Tensor:
         # A copy, also of float32: a network that changes its input in place must not change the data set.

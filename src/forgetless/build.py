@@ -108,6 +108,7 @@ def build_finetune(settings: Settings) -> Finetune | None:
         distill=settings.kd,
         groups=settings.groups or "auto",
         threshold=settings.threshold,
+        pad=settings.ft_pad,
     )
 
 

@@ -82,6 +82,9 @@ def run(
     every: Annotated[int | None, typer.Option(help="τ: steps between two finetunings of k-FPF.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps of one finetuning.")] = None,
     ft_lr: Annotated[float | None, typer.Option(help="Learning rate of the finetuning.")] = None,
+    ft_pad: Annotated[
+        int | None, typer.Option(help="Finetune on crops by up to so many pixels, mirrored at the edge.")
+    ] = None,
     kd: Annotated[float | None, typer.Option(help="λ: weight of the distance to the stored logits.")] = None,
     groups: Annotated[str | None, typer.Option(help="What is finetuned: auto, all, or group,group,…")] = None,
     threshold: Annotated[float | None, typer.Option(help="With --groups auto: S_g above this.")] = None,
@@ -105,7 +108,7 @@ def run(
     repair = _repair(fpf, k_fpf)
     given: dict[str, Any] = {
         "network": network, "buffer": buffer, "epochs": epochs, "batch": batch, "replay": replay, "lr": lr,
-        "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "kd": kd,
+        "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "ft_pad": ft_pad, "kd": kd,
         "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
         "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
         "precision": precision, "repair": None if repair == "none" else repair,

@@ -34,6 +34,7 @@ class Settings:
     every: int | None = None
     steps: int | None = None
     ft_lr: float | None = None
+    ft_pad: int | None = None
     kd: float = 0.0
     groups: str | tuple[str, ...] | None = None
     threshold: float | None = None
@@ -61,7 +62,7 @@ class Settings:
         if self.repair == "k-fpf" or self.anytime or self.method not in METHODS or self.network not in NETWORKS:
             return self.id
         alike = replace(self, repair="fpf", every=None, steps=None, ft_lr=None, groups=None, threshold=None)
-        return replace(alike, kd=float(self.kd > 0)).id
+        return replace(alike, ft_pad=None, kd=float(self.kd > 0)).id
 
     @property
     def label(self) -> str:
@@ -87,7 +88,7 @@ class Settings:
         return Settings(**{name: _typed(name, value) for name, value in values.items()})
 
 
-_LATER = {"precision": "fp32", "anytime": False}
+_LATER = {"precision": "fp32", "anytime": False, "ft_pad": None}
 
 
 def _is_whole(value: Any) -> bool:
@@ -117,7 +118,7 @@ NUMBER: Kind = (_is_number, float, "a number")
 SWITCH: Kind = (lambda value: isinstance(value, bool), bool, "true or false")
 _WORD: Kind = (_is_word, str, "a word")
 _KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "seed"), WHOLE),
+    **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "ft_pad", "seed"), WHOLE),
     **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), NUMBER),
     **dict.fromkeys(("stream", "method", "network", "repair", "device", "precision"), _WORD),
     **dict.fromkeys(("validation", "anytime"), SWITCH),
@@ -136,7 +137,7 @@ _KINDS: dict[str, Kind] = {
 }
 # Own settings of the methods here that are numbers with fractions; known without importing them.
 FLOATS = ("alpha", "beta", "penalty", "gamma", "c", "xi", "s_max", "keep", "lr_high", "lr_low", "cutmix")
-_OPEN = ("every", "steps", "ft_lr", "groups", "threshold", "order")  # may be None
+_OPEN = ("every", "steps", "ft_lr", "ft_pad", "groups", "threshold", "order")  # may be None
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -187,7 +188,7 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     if method in METHODS:
         check_settings(method, options, METHOD_SETTINGS[method], sorted(own))
     if repair == "none":
-        for name in ("every", "steps", "ft_lr", "kd", "groups", "threshold"):
+        for name in ("every", "steps", "ft_lr", "ft_pad", "kd", "groups", "threshold"):
             if name in given:
                 raise ValueError(f"{name} is a setting of FPF: it goes with --fpf or --k-fpf")
     else:
@@ -208,7 +209,7 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
 
 def _check_ranges(values: Mapping[str, Any]) -> None:
     """An error for what no run could begin with, so that a plan is refused before any of its runs."""
-    whole, above = ("epochs", "batch", "replay", "every", "steps"), ("lr", "ft_lr")
+    whole, above = ("epochs", "batch", "replay", "every", "steps", "ft_pad"), ("lr", "ft_lr")
     for name, value in values.items():
         if name in whole and value is not None:
             check_whole(name, value)

@@ -124,6 +124,13 @@ class Learner:
         """Images to inputs, as in training."""
         return self._prepare.augmented(x, self.generator)
 
+    def augmenting(self, pad: int | None) -> Callable[[Tensor], Tensor]:
+        """Images to inputs for a finetuning: as in training, or with crops by ``pad``, mirrored at the edge."""
+        if pad is None:
+            return self.augment
+        prepare = self._prepare.cropping(pad)
+        return lambda x: prepare.augmented(x, self.generator)
+
     def plain(self, x: Tensor) -> Tensor:
         """Images to inputs, as in testing."""
         return self._prepare.plain(x.to(self.device, non_blocking=True))
