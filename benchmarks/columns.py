@@ -1,12 +1,14 @@
 """A column of the paper's main table on a GPU: settings chosen on validation, then several seeds on all images.
 
     python benchmarks/columns.py search --stream seq-cifar10 --buffer 500 --work FOLDER
+    python benchmarks/columns.py confirm --stream seq-cifar10 --buffer 500 --rows k-fpf-kd --seeds 3 --work FOLDER
     python benchmarks/columns.py final --stream seq-cifar10 --buffer 500 --work FOLDER
     python benchmarks/columns.py keep --stream seq-cifar10 --buffer 500 --work FOLDER
 
 With ``--network vgg11`` the column is that of another network than the stream's own, with grids of its own.
 ``search`` trains every point of the grids below with a tenth of the training images held out, all in one pack of lanes,
-and writes FOLDER/chosen-….json; ``final`` trains the best point of each row with seeds 0, 1, …; ``keep`` copies the
+and writes FOLDER/chosen-….json; ``confirm``, where two points are close, trains the best two with further seeds there
+and chooses by the mean; ``final`` trains the best point of each row with seeds 0, 1, …; ``keep`` copies the
 records of the final runs, less what takes room, and the choice into results/. What has a record in FOLDER is not done
 again, so each can be stopped at any moment. A row ``fpf+er`` holds ``er`` too: its accuracies before the finetuning.
 """
@@ -20,6 +22,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from forgetless import build, record
@@ -338,20 +341,22 @@ def wanted(buffer: int, arguments: argparse.Namespace) -> list[str]:
 def search(arguments: argparse.Namespace) -> None:
     """All buffers and rows in one pack. Points that differ only in FPF's finetuning share a training."""
     planned: dict[tuple[int, str], Settings] = {}
-    known: dict[tuple[int, str], float | None] = {}
+    known: dict[tuple[int, str], dict[str, Any]] = {}
     found: dict[int, dict[str, Any]] = {}
     for buffer in arguments.buffer:
         file = chosen_path(arguments.work, buffer, arguments)
         found[buffer] = json.loads(file.read_text())["rows"] if file.exists() else {}
         for row, own in found[buffer].items():
             known |= {
-                (buffer, json.dumps([row, entry["point"]])): entry["validation_accuracy"] for entry in own["grid"]
+                (buffer, json.dumps([row, entry["point"]])): entry
+                for entry in own["grid"]
+                if entry["validation_accuracy"] is not None
             }
         for row in wanted(buffer, arguments):
             own = list(points(grids_of(column(arguments), buffer)[row]))
             for point in own:
                 key = (buffer, json.dumps([row, point]))
-                if len(own) > 1 and known.get(key) is None:
+                if len(own) > 1 and key not in known:
                     planned[key] = settings(row, point, 0, buffer, arguments, validation=True)
     run(list(planned.values()), arguments)
     for buffer in arguments.buffer:
@@ -359,15 +364,42 @@ def search(arguments: argparse.Namespace) -> None:
             tried: list[dict[str, Any]] = []
             for point in points(grids_of(column(arguments), buffer)[row]):
                 key = (buffer, json.dumps([row, point]))
-                accuracy = known.get(key)
-                if key in planned and (made := record.find(arguments.work, planned[key])) is not None:
-                    accuracy = made.accuracy
-                tried.append({"point": point, "validation_accuracy": accuracy})
+                made = record.find(arguments.work, planned[key]) if key in planned else None
+                accuracy = None if made is None else made.accuracy
+                tried.append(known.get(key, {"point": point, "validation_accuracy": accuracy}))
             best = max(tried, key=lambda entry: entry["validation_accuracy"] or 0.0)
             found[buffer][row] = {"chosen": best["point"], "grid": tried}
             print(buffer, row, best)
         values = {"rows": found[buffer], **provenance(arguments.device)}
         record.write_json(values, chosen_path(arguments.work, buffer, arguments))
+
+
+def confirm(arguments: argparse.Namespace) -> None:
+    """Of each row, the two best points with all seeds on the validation split; the mean of each takes its place."""
+    found = {b: json.loads(chosen_path(arguments.work, b, arguments).read_text()) for b in arguments.buffer}
+    pairs = [
+        (buffer, row, entry)
+        for buffer, own in found.items()
+        for row in wanted(buffer, arguments)
+        for entry in sorted(own["rows"][row]["grid"], key=lambda entry: -(entry["validation_accuracy"] or 0.0))[:2]
+    ]
+    planned = [
+        [settings(row, entry["point"], seed, buffer, arguments, validation=True) for seed in range(arguments.seeds)]
+        for buffer, row, entry in pairs
+    ]
+    run([one for seeds in planned for one in seeds if one.seed], arguments)  # the search had seed 0
+    for (_, _, entry), seeds in zip(pairs, planned, strict=True):
+        further = [record.of(arguments.work, one).accuracy for one in seeds if one.seed]
+        first = entry.get("validation_accuracies", [entry["validation_accuracy"]])[0]
+        entry["validation_accuracies"] = [first, *further]
+        entry["validation_accuracy"] = round(fmean(entry["validation_accuracies"]), 3)
+    for buffer, row, entry in pairs:
+        own = found[buffer]["rows"][row]
+        if entry["validation_accuracy"] == max(point["validation_accuracy"] or 0.0 for point in own["grid"]):
+            own["chosen"] = entry["point"]
+            print(buffer, row, entry)
+    for buffer, own in found.items():
+        record.write_json(own, chosen_path(arguments.work, buffer, arguments))
 
 
 def finals(buffer: int, arguments: argparse.Namespace) -> list[Settings]:
@@ -402,7 +434,7 @@ def keep(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["search", "final", "keep"])
+    parser.add_argument("what", choices=["search", "confirm", "final", "keep"])
     parser.add_argument(
         "--stream", default="seq-cifar10", choices=[name for name in GRIDS if not name.endswith(("-200", "-vgg11"))]
     )
@@ -419,6 +451,8 @@ def main() -> None:
         raise SystemExit(f"network is {arguments.network}; there are no grids of it for {arguments.stream}")
     if arguments.what == "search":
         search(arguments)
+    elif arguments.what == "confirm":
+        confirm(arguments)
     elif arguments.what == "final":
         run([one for buffer in arguments.buffer for one in finals(buffer, arguments)], arguments)
     else:

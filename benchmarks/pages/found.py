@@ -55,7 +55,7 @@ def trained_elsewhere(stream: str, buffer: int) -> dict[str, list[record.Record]
         of_column = (made.settings["stream"], made.settings["buffer"]) == (stream, buffer)
         if of_column and made.label.startswith("fpf+") and made.label not in own:
             found.setdefault(made.label, []).append(made)
-    return found
+    return {f"fpf+{method}": found[f"fpf+{method}"] for method in REPAIRABLE if f"fpf+{method}" in found}
 
 
 def chosen_rows(stream: str, buffer: int) -> dict[str, Any]:
@@ -66,9 +66,21 @@ def chosen_rows(stream: str, buffer: int) -> dict[str, Any]:
 
 
 def tried(stream: str, buffer: int, row: str) -> list[dict[str, Any]]:
-    """The points of a row's grid, each with its accuracy on validation."""
+    """The points of a row's grid, each with its accuracy on validation, with the first seed."""
     grid: list[dict[str, Any]] = chosen_rows(stream, buffer)[row]["grid"]
-    return grid
+    return [
+        {**entry, "validation_accuracy": entry.get("validation_accuracies", [entry["validation_accuracy"]])[0]}
+        for entry in grid
+    ]
+
+
+def confirmed(stream: str, buffer: int) -> dict[str, int]:
+    """Rows whose best points were compared with several seeds, and with how many."""
+    return {
+        row: max(seeds)
+        for row, own in chosen_rows(stream, buffer).items()
+        if (seeds := [len(e["validation_accuracies"]) for e in own["grid"] if "validation_accuracies" in e])
+    }
 
 
 def unfinished(stream: str, buffer: int) -> dict[str, tuple[dict[str, Any], float, float]]:
@@ -106,7 +118,7 @@ def settings(records: list[record.Record]) -> str:
     )
     values = {name: first[name] for name in names} | first["options"]
     if first["repair"] != "none":
-        values |= {name: first[name] for name in ("ft_lr", "every", "kd") if first[name]}
+        values |= {name: first[name] for name in ("ft_lr", "ft_pad", "every", "kd") if first.get(name)}
         if first["threshold"] != {"fpf": 1.0, "k-fpf": 0.3}[first["repair"]]:
             values["threshold"] = first["threshold"]
         if first["groups"] != "auto":

@@ -15,6 +15,7 @@ from pages.found import (
     HERE,
     MASKED,
     chosen_rows,
+    confirmed,
     finetuned,
     measured,
     rows,
@@ -26,7 +27,7 @@ from pages.found import (
 )
 
 BEFORE_MASKED = (
-    " Those of `masked`, and their search, were made before it was\na method, by SGD with an option to try it: their records say version 0.5.0, "
+    " {those} of `masked`, and their search, were made before it was\na method, by SGD with an option to try it: their records say version 0.5.0, "
     "and method, options and id in them were rewritten to what runs the same now."
 )
 
@@ -123,6 +124,8 @@ def column(stream: str, buffer: int) -> list[str]:
     found = measured(stream, buffer)
     first = next(iter(found.values()))[0]
     minutes = sum(made.seconds["total"] for runs in found.values() for made in runs) / 60
+    masked = found.get(MASKED, [])
+    early = sum(made.versions["forgetless"] == "0.5.0" for made in masked)
     chosen, elsewhere = chosen_rows(stream, buffer), trained_elsewhere(stream, buffer)
     carried = [row for row, own in chosen.items() if "fpf" in row and own["grid"][0]["validation_accuracy"] is None]
     lines = [
@@ -139,6 +142,10 @@ def column(stream: str, buffer: int) -> list[str]:
         f"that, and those of FPF and k-FPF, were chosen on the validation split, one seed for each point (`results/{stream}/chosen-{stream}-{buffer}.json`",
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/test_training.py` shows that they are the same)."
+        + "".join(
+            f" The two best points of {row} were compared with {seeds} seeds on validation (`columns.py confirm`)."
+            for row, seeds in confirmed(stream, buffer).items()
+        )
         + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else "")
         + (
             f" {', '.join(row.removeprefix('fpf+') for row in elsewhere)}: of runs of [another table](studies.md#the-chosen-groups-beside-all-of-them), not searched for."
@@ -151,7 +158,7 @@ def column(stream: str, buffer: int) -> list[str]:
             for row, (point, best, taken) in unfinished(stream, buffer).items()
         ),
         f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum."
-        + (BEFORE_MASKED if any(made.versions["forgetless"] == "0.5.0" for made in found.get(MASKED, [])) else "")
+        + (BEFORE_MASKED.format(those="Those" if early == len(masked) else f"{early} of those") if early else "")
         + (
             " Left out of the file are eleven points with CutMix or averaged weights, options that were not kept."
             if (stream, buffer) == COLUMNS[0]

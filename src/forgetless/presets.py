@@ -178,7 +178,13 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "joint": {"lr": 0.01},
         "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.1}, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
         "k-fpf-kd+sgd": {"lr": 0.1, "ft_lr": {200: 0.15, 500: 0.1}, "kd": 0.2},
-        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.05, "kd": 0.1},
+        "k-fpf+masked": {
+            "lr": 0.03,
+            "ft_lr": 0.05,
+            "kd": 0.1,
+            "every": {200: 50, 500: 100},
+            "ft_pad": {200: 4, 500: 2},
+        },
         "fpf+er": {"ft_lr": 0.1},
         "fpf+agem": {"ft_lr": 0.1, "threshold": 0.1},
         "fpf+icarl": {"ft_lr": 0.1},
@@ -232,6 +238,9 @@ SEARCHED_FOR: Mapping[tuple[str, str], Mapping[str, Values]] = {
         "fpf+derpp": {"ft_lr": 0.03, "threshold": 1.0},
     },
 }
+
+# Of k-FPF with 50 epochs a task, likewise (benchmarks/records/many-epochs.json).
+MANY_EPOCHS: Mapping[str, Values] = {"seq-cifar10": {"lr": 0.03, "ft_lr": 0.05}}
 
 
 def preset(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
 from forgetless.catalogue import check_name, unknown
-from forgetless.presets import REPAIR, STREAM_DEFAULTS
+from forgetless.presets import MANY_EPOCHS, REPAIR, STREAM_DEFAULTS
 from forgetless.report import Row
 from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned, steps, way
 from forgetless.targets import Target, targets
@@ -109,6 +109,11 @@ def _fpf_all(target: Target) -> dict[str, Any]:
     if often:
         given["every"] = steps(target.stream, target.epochs) // 5 + 1
     return given
+
+
+def _many_epochs(target: Target) -> dict[str, Any]:
+    """Learning rates that were searched for with so many epochs."""
+    return dict(MANY_EPOCHS.get(target.stream, {})) if target.label.startswith("k-fpf") else {}
 
 
 def fpf_improves(found: Sequence[Measured]) -> list[Finding]:
@@ -294,7 +299,7 @@ ITEMS: Mapping[str, Item] = {
         anytime_best, draw_anytime, ("anytime",),
     ),
     "many-epochs": Item(
-        "table of 50 epochs", "50 epochs a task, and Rotated MNIST", partial(table, "many-epochs", None),
+        "table of 50 epochs", "50 epochs a task, and Rotated MNIST", partial(table, "many-epochs", _many_epochs),
         cheaper, draw_table, ("many-epochs",),
     ),
     "freeze": Item(
