@@ -141,7 +141,7 @@ def matrix(values: Sequence[Sequence[float]], title: str) -> Figure:
 def curves(
     series: Mapping[str, Sequence[Point]], x: str, y: str, title: str = "", *, log: str = "", star: Point | None = None
 ) -> Figure:
-    """Lines through points, one for each name; ``log`` names the axes that are logarithmic."""
+    """Lines through points, one for each name; ``log`` names the logarithmic axes, x with ticks at the points."""
     picture, axes = _open()
     for label, points in series.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
@@ -149,6 +149,9 @@ def curves(
         axes.plot(*star, "*", color="#e11d48", markersize=16, zorder=5)
     if "x" in log:
         axes.set_xscale("log")
+        places = sorted({place for points in series.values() for place, _ in points})
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+        axes.set_xticks([], minor=True)
     if "y" in log:
         axes.set_yscale("log")
     axes.set_xlabel(x)
