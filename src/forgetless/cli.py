@@ -83,7 +83,7 @@ def run(
     steps: Annotated[int | None, typer.Option(help="Steps of one finetuning.")] = None,
     ft_lr: Annotated[float | None, typer.Option(help="Learning rate of the finetuning.")] = None,
     ft_pad: Annotated[
-        int | None, typer.Option(help="Finetune on crops by up to so many pixels, mirrored at the edge.")
+        int | None, typer.Option(help="Finetune on crops by up to so many pixels; 0: on images as in training.")
     ] = None,
     kd: Annotated[float | None, typer.Option(help="λ: weight of the distance to the stored logits.")] = None,
     groups: Annotated[str | None, typer.Option(help="What is finetuned: auto, all, or group,group,…")] = None,

@@ -34,7 +34,7 @@ class Settings:
     every: int | None = None
     steps: int | None = None
     ft_lr: float | None = None
-    ft_pad: int | None = None
+    ft_pad: int = 0
     kd: float = 0.0
     groups: str | tuple[str, ...] | None = None
     threshold: float | None = None
@@ -62,7 +62,7 @@ class Settings:
         if self.repair == "k-fpf" or self.anytime or self.method not in METHODS or self.network not in NETWORKS:
             return self.id
         alike = replace(self, repair="fpf", every=None, steps=None, ft_lr=None, groups=None, threshold=None)
-        return replace(alike, ft_pad=None, kd=float(self.kd > 0)).id
+        return replace(alike, ft_pad=0, kd=float(self.kd > 0)).id
 
     @property
     def label(self) -> str:
@@ -88,7 +88,7 @@ class Settings:
         return Settings(**{name: _typed(name, value) for name, value in values.items()})
 
 
-_LATER = {"precision": "fp32", "anytime": False, "ft_pad": None}
+_LATER = {"precision": "fp32", "anytime": False, "ft_pad": 0}
 
 
 def _is_whole(value: Any) -> bool:
@@ -137,7 +137,7 @@ _KINDS: dict[str, Kind] = {
 }
 # Own settings of the methods here that are numbers with fractions; known without importing them.
 FLOATS = ("alpha", "beta", "penalty", "gamma", "c", "xi", "s_max", "keep", "lr_high", "lr_low", "cutmix")
-_OPEN = ("every", "steps", "ft_lr", "ft_pad", "groups", "threshold", "order")  # may be None
+_OPEN = ("every", "steps", "ft_lr", "groups", "threshold", "order")  # may be None
 
 
 def _typed(name: str, value: Any) -> Any:
@@ -209,14 +209,15 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
 
 def _check_ranges(values: Mapping[str, Any]) -> None:
     """An error for what no run could begin with, so that a plan is refused before any of its runs."""
-    whole, above = ("epochs", "batch", "replay", "every", "steps", "ft_pad"), ("lr", "ft_lr")
+    whole, above = ("epochs", "batch", "replay", "every", "steps"), ("lr", "ft_lr")
     for name, value in values.items():
         if name in whole and value is not None:
             check_whole(name, value)
         elif name in above and value is not None:
             check_number(name, value, above=0)
     check_number("weight_decay", values.get("weight_decay", 0.0), least=0)
-    check_number("buffer", values.get("buffer", 0), least=0)
+    for name in ("buffer", "ft_pad"):
+        check_number(name, values.get(name, 0), least=0)
     check_seed(values.get("seed", 0))
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device := str(values.get("device", "cpu"))):
         raise ValueError(f"device is {device!r}; it must be cpu, cuda, cuda:1, …")

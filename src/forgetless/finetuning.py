@@ -54,7 +54,7 @@ class Finetune:
     groups: str | tuple[str, ...] = "auto"
     threshold: float = 1.0  # with groups "auto": S_g above it
     batch: int = 32
-    pad: int | None = None  # of images, crops by up to so many pixels, mirrored at the edge; None: as in training
+    pad: int = 0  # crops of images by up to so many pixels, mirrored at the edge; 0: prepared as in training
 
     @staticmethod
     def k_fpf(every: int, steps: int = 100, threshold: float = 0.3, **settings: Any) -> Finetune:
@@ -69,7 +69,7 @@ class Finetune:
         check_settings(steps=self.steps, lr=self.lr, distill=self.distill, batch=self.batch, autocast=None)
         if self.every is not None:
             check_whole("every", self.every)
-        if self.pad is not None:
+        if self.pad != 0:
             check_whole("pad", self.pad)
 
 

@@ -124,9 +124,9 @@ class Learner:
         """Images to inputs, as in training."""
         return self._prepare.augmented(x, self.generator)
 
-    def augmenting(self, pad: int | None) -> Callable[[Tensor], Tensor]:
+    def augmenting(self, pad: int) -> Callable[[Tensor], Tensor]:
         """Images to inputs for a finetuning: as in training, or with crops by ``pad``, mirrored at the edge."""
-        if pad is None:
+        if not pad:
             return self.augment
         prepare = self._prepare.cropping(pad)
         return lambda x: prepare.augmented(x, self.generator)

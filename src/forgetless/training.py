@@ -275,11 +275,9 @@ def check_run(
     if buffer < finetune.batch:
         raise ValueError(f"buffer is {buffer}; finetuning draws {finetune.batch} at a time, so it must be that or more")
     pixels = min(stream.shape[-2:]) if len(stream.shape) == 3 else 0
-    if finetune.pad is not None and finetune.pad >= pixels:
-        said = (
-            f"below the images' {pixels} pixels" if pixels else f"None: an example has shape {stream.shape}, no image"
-        )
-        raise ValueError(f"pad of the finetuning is {finetune.pad}; it must be {said}")
+    if finetune.pad and finetune.pad >= pixels:
+        said = f"below the images' {pixels} pixels" if pixels else f"0: an example has shape {stream.shape}, no image"
+        raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {said}")
     if finetune.groups == "auto" and not method.tells_sensitivity:
         raise ValueError(f"groups is 'auto', but {name} never trains on one task after another: name the groups")
     if finetune.distill and method.memory in ("own", "balanced") and "logits" not in method.columns:
