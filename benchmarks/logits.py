@@ -31,7 +31,7 @@ ENTERED, TASK, FINETUNED = "when it entered", "at the end of its task", "after t
 RUNS = [
     (method, kd, when)
     for method in ("sgd", "masked")
-    for kd in (0.0, 0.1, 0.5, 1.0)
+    for kd in (0.0, 0.1, 0.5)
     for when in ((ENTERED, TASK, FINETUNED) if kd else (ENTERED,))
 ]
 

@@ -150,14 +150,47 @@ def test_findings_of_k_and_tau(records):
 
 
 def test_findings_of_what_is_finetuned(records):
-    values = {"FC1": 50.0, "FC2": 55.0, "FC3": 70.0, "ALL": 69.0}
-    found = [Measured(line(n, ("k-FPF", n)), with_accuracy(records[2], v)) for n, v in values.items()]
+    values = {"FC1": (50.0, 0.5), "FC2": (55.0, 0.2), "FC3": (70.0, 0.01), "ALL": (69.0, 1.0)}
+
+    def measured(kind, values):
+        return [
+            Measured(line(n, (kind, n)), with_accuracy(records[2], v, share=share)) for n, (v, share) in values.items()
+        ]
+
+    found = measured("k-FPF", values)
     part, head = studies.choices.parameters_findings(found)
     assert part.holds
+    assert part.numbers == "FC3 70.0 with 1.00% of them, ALL 69.0"
     assert head.holds
     assert head.numbers.startswith("by 15.0")
     (only,) = studies.choices.parameters_findings(found[:-1])  # where all was not measured there is nothing to compare
     assert only.claim == head.claim
+    # All is better than what a quarter of the parameters gives; more than a quarter, and batch norm is not the best.
+    values = {"BN+FC": (60.0, 0.01), "Basis+Block4": (72.0, 0.75), "ALL": (71.0, 1.0)}
+    part, best = studies.choices.parameters_findings(measured("FPF", values))
+    assert (part.holds, part.numbers) == (False, "BN+FC 60.0 with 1.00% of them, ALL 71.0")
+    assert (best.holds, best.numbers) == (False, "BN+FC 60.0, Basis+Block4 72.0")
+
+
+def test_findings_of_frozen_groups_say_which_are_told_apart(records):
+    values = {"": (60.0, 61.0, 62.0), "block1": (50.0, 51.0, 52.0), "block2": (58.0, 61.0, 61.0)}
+    found = [Measured(line("er", (group,)), with_accuracy(records[0], *own)) for group, own in values.items()]
+    any_, first = studies.tables.freezing_hurts(found)
+    assert any_.holds
+    assert first.holds
+    assert any_.numbers.endswith("block1 51.0, block2 60.0; by two standard errors or more: block1")
+
+
+def test_findings_of_all_groups_say_how_often_each_was_finetuned(records):
+    often = [{"step": 1}] * 5
+    found = [
+        Measured(line("k-fpf-ce"), with_accuracy(records[0], 70.0, flops={"finetune": 3}, finetunings=often[:4])),
+        Measured(line("k-fpf-all-ce"), with_accuracy(records[0], 69.0, flops={"finetune": 5}, finetunings=often)),
+    ]
+    (finding,) = studies.tables.fpf_is_enough(found)
+    assert finding.holds
+    assert finding.claim == "k-fpf-ce is at least as accurate as k-fpf-all-ce on seq-digits, for fewer FLOPs"
+    assert finding.numbers.endswith("; finetuned 4 and 5 times")
 
 
 @pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA is not set")

@@ -230,7 +230,7 @@ def after_each_task() -> list[str]:
         "",
         "The paper's tables of the accuracy on the tasks so far, after each of them: paper / ours, means. k-FPF's rows are of runs that are finetuned after each",
         "task and go on as if they had not been, `forgetless reproduce anytime --stream seq-pacs --rows k-fpf-ce --device cuda`; those of the methods are of the",
-        "runs above. Rows of the paper's that are not below were not measured.",
+        "runs above.",
     ]
     for stream in ("seq-pathmnist", "seq-pacs"):
         paper: dict[str, list[float]] = {}

@@ -61,21 +61,30 @@ def parameters_findings(found: Sequence[Measured]) -> list[Finding]:
             own = {one.line.at[1]: one for one in found if one.line.stream == stream and one.line.at[0] == kind}
             if len(own) < 2:
                 continue
-            numbers = ", ".join(f"{name} {one.mean:.1f}" for name, one in own.items())
-            best = max(own, key=lambda name: own[name].mean)
-            share = own[best].records[0].share
-            if "ALL" in own:
-                claim = f"{stream}, {kind}: the best is to finetune a part of the parameters, not all"
-                findings.append(Finding(claim, best != "ALL", f"best: {best}, {share:.2%} of them; {numbers}"))
+            small = [name for name, one in own.items() if one.records[0].share <= 0.25]
+            if "ALL" in own and small:
+                best = max(small, key=lambda name: own[name].mean)
+                claim = f"{stream}, {kind}: a quarter of the parameters or less is at least as good to finetune as all"
+                numbers = f"{_shown(own, best)} with {own[best].records[0].share:.2%} of them, {_shown(own, 'ALL')}"
+                findings.append(Finding(claim, own[best].mean >= own["ALL"].mean, numbers))
+            if kind == "FPF" and "BN+FC" in own and len(own) > 2:
+                best = max(own, key=lambda name: own[name].mean)
+                claim = f"{stream}, {kind}: batch norm and the last layer are the best to finetune"
+                findings.append(Finding(claim, best == "BN+FC", _shown(own, *dict.fromkeys(("BN+FC", best)))))
             without, with_ = (("FC1", "FC2"), "FC3") if "FC3" in own else (("BN", "CONV1"), "BN+FC")
             if kind == "k-FPF" and stream != "seq-pacs" and {*without, with_} <= set(own):
                 gap = own[with_].mean - max(own[name].mean for name in without)
                 claim = f"{stream}, {kind}: without the last layer it is much worse (by 5 points or more)"
-                findings.append(Finding(claim, gap > 5, f"by {gap:.1f}; {numbers}"))
+                findings.append(Finding(claim, gap > 5, f"by {gap:.1f}; {_shown(own, *without, with_)}"))
             if kind == "k-FPF" and {"Basis+Block3", "Basis+Block4"} <= set(own):
                 claim = f"{stream}, {kind}: block4 in place of block3 makes it worse"
-                findings.append(Finding(claim, own["Basis+Block4"].mean < own["Basis+Block3"].mean, numbers))
+                worse = own["Basis+Block4"].mean < own["Basis+Block3"].mean
+                findings.append(Finding(claim, worse, _shown(own, "Basis+Block4", "Basis+Block3")))
     return findings
+
+
+def _shown(own: Mapping[str, Measured], *names: str) -> str:
+    return ", ".join(f"{name} {own[name].mean:.1f}" for name in names)
 
 
 def draw_parameters(found: Sequence[Measured]) -> dict[str, Figure]:
@@ -100,7 +109,8 @@ def k_tau(options: Options) -> list[Line]:
     lengths = (10, 30, 100) if options.quick else (20, 50, 100, 200, 300)
     lines = []
     for k in times:
-        every = total // k + 1  # k − 1 times on the way, and once at the end
+        # k − 1 times on the way, and once at the end; fewer are made, since S_g is known in the second task only.
+        every = total // k + 1
         for length in lengths:
             given = {"repair": "k-fpf", "every": every, "steps": length}
             given |= {} if options.buffer is None else {"buffer": options.buffer}
