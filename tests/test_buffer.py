@@ -283,3 +283,12 @@ def test_a_buffer_goes_on_from_its_state_as_if_never_stopped(policy, capacity, b
         assert torch.equal(whole[name], resumed[name])
     drawn = [one.draw(3)["x"] for one in (whole, resumed)]
     assert torch.equal(*drawn)
+
+
+def test_what_a_buffer_cannot_do_with_is_told():
+    with pytest.raises(ValueError, match="seed is 'a'; it must be a whole number"):
+        Buffer(5, seed="a")
+    with pytest.raises(ValueError, match=r"needs a class for each example; y has shape \(4, 3\)"):
+        Buffer(5, policy="balanced").add({"x": torch.rand(4, 2), "y": torch.eye(4, 3)})
+    with pytest.raises(ValueError, match="the state of the buffer lacks columns"):
+        Buffer(5).load_state_dict({"capacity": 5, "policy": "reservoir"})

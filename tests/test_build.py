@@ -1,3 +1,4 @@
+import tempfile
 import time
 from dataclasses import dataclass
 
@@ -364,3 +365,19 @@ def test_a_method_that_cannot_be_made_says_why(tmp_path, monkeypatch):
         build.build_method(resolve("seq-digits", "half:Needs", {})[0])
     with pytest.raises(ValueError, match="half:Stepless cannot be made: .*step"):
         build.build_method(resolve("seq-digits", "half:Stepless", {})[0])
+
+
+def test_the_record_of_a_run_that_is_over_is_kept_elsewhere_where_the_disk_is_full(tmp_path, monkeypatch):
+    settings = resolve("seq-digits", "sgd", {"epochs": 1, "batch": 100})[0]
+    write, spare = record.write, tmp_path / "spare"
+    monkeypatch.setattr(tempfile, "tempdir", str(spare))
+
+    def full(made, file):
+        if not file.is_relative_to(spare):
+            raise OSError(28, "No space left on device")
+        write(made, file)
+
+    monkeypatch.setattr(record, "write", full)
+    with pytest.raises(OSError, match=f"the record is kept as .*forgetless-{settings.id}.json: copy it there"):
+        build.run(settings, out=tmp_path / "runs")
+    assert record.read(spare / f"forgetless-{settings.id}.json").id == settings.id

@@ -169,7 +169,7 @@ def test_the_crops_of_a_finetuning_are_part_of_the_id_where_given_and_share_a_tr
     assert plain.training == cropped.training
     with pytest.raises(ValueError, match="ft_pad is a setting of FPF"):
         resolve("seq-organamnist", "er", {"ft_pad": 2})
-    with pytest.raises(ValueError, match="ft_pad is -1; it must be a finite number of 0 or more"):
+    with pytest.raises(ValueError, match="ft_pad is -1; it must be a whole number of 0 or more"):
         resolve("seq-organamnist", "er", {"repair": "fpf", "ft_pad": -1})
     preset, without = (
         resolve("seq-organamnist", "masked", {"repair": "k-fpf", **given})[0] for given in ({}, {"ft_pad": 0})

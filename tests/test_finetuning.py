@@ -466,3 +466,13 @@ model = torch.nn.Linear(4, 2).cuda()
 finetune(model, buffer, ["weight"], steps=1, lr=0.1, batch=4)
 """
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_what_is_no_buffer_or_has_no_inputs_is_refused():
+    network = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"buffer is a list; it must be a forgetless\.Buffer"):
+        finetune(network, [(torch.rand(4, 2), torch.zeros(4))], ["weight"])
+    buffer = Buffer(4)
+    buffer.add({"image": torch.rand(4, 2), "y": torch.arange(4) % 2})
+    with pytest.raises(ValueError, match=r"needs the inputs as the column 'x', .*; the buffer has image, y"):
+        finetune(network, buffer, ["weight"])

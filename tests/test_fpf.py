@@ -862,3 +862,84 @@ def test_a_state_of_other_settings_says_which():
     FPF(nn.Linear(4, 2), every=50, lr=0.1).load_state_dict(state)  # the same: nothing to say
     del state["settings"]  # of an older version
     FPF(nn.Linear(4, 2), every=50).load_state_dict(state)
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_statistics_that_never_moved_are_not_chosen_in_whatever_mode_the_network_is(tested):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    fpf = FPF(model, capacity=64, steps=5, window=3, threshold=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model[1].eval()  # its weights are trained, its statistics not
+    for step, (x, y) in enumerate(shifting((4,))):
+        if step % 60 == 0:
+            fpf.boundary()
+        logits = model(x)
+        optimizer.zero_grad()
+        F.cross_entropy(logits, y).backward()
+        optimizer.step()
+        fpf.observe(x, y, logits)
+    before = model[1].running_mean.clone()
+    if tested:
+        model.eval()
+    done = fpf.finish()
+    assert "1.weight" in done.names
+    assert not any("running" in name for name in done.names)
+    assert torch.equal(model[1].running_mean, before)
+
+
+def test_a_state_does_not_switch_the_search_for_shifts_on_or_off():
+    model = make("mlp")[0]
+    searching, told = FPF(model), FPF(model)
+    told.boundary()
+    still = FPF(model, detect=False)
+    with pytest.warns(UserWarning, match="saved with detect True; this FPF has detect False"):
+        still.load_state_dict(searching.state_dict())
+    assert still._detector is None
+    with pytest.warns(UserWarning, match="saved with detect False; this FPF has detect True"):
+        searching.load_state_dict(still.state_dict())
+    assert searching._detector is not None
+    searching.load_state_dict(told.state_dict())  # where a boundary was told, none is searched for any more
+    assert searching._detector is None
+
+
+def test_a_state_that_lacks_something_says_what():
+    fpf = FPF(make("mlp")[0])
+    state = fpf.state_dict()
+    for name in ("buffer", "groups", "tracker"):
+        with pytest.raises(ValueError, match=f"the state lacks {name}"):
+            fpf.load_state_dict({key: value for key, value in state.items() if key != name})
+    with pytest.raises(ValueError, match="the state has format None"):
+        fpf.load_state_dict(None)
+
+
+def test_a_network_that_takes_a_mapping_itself_is_found_at_the_first_step():
+    class Whole(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, batch):
+            return self.fc(batch["image"])
+
+    x, y = {"image": torch.rand(8, 4)}, torch.arange(8) % 3
+    with pytest.raises(TypeError, match=r"called with image by name: .* give forward=lambda model, x: model\(x\)"):
+        FPF(Whole(), groups="all").observe(x, y)
+    fpf = FPF(Whole(), groups="all", steps=2, forward=lambda model, x: model(x))
+    fpf.observe(x, y)
+    assert fpf.finish() is not None
+    with pytest.raises(ValueError, match="x has the key 0; the keys of a mapping must be words"):
+        fpf.observe({0: torch.rand(8, 4)}, y)
+
+
+def test_batch_norm_with_one_example_says_what_to_do():
+    fpf = FPF(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), groups="all", batch=1, head="0")
+    fpf.observe(torch.rand(8, 4), torch.arange(8) % 3)
+    with pytest.raises(ValueError, match=r"cannot do with 1 example: draw more \(batch is 1, the buffer holds 8\)"):
+        fpf.finish()
+
+
+def test_an_output_without_classes_asks_for_the_loss():
+    fpf = FPF(nn.Linear(4, 1), groups="all")
+    with pytest.raises(ValueError, match="output has shape .* another loss than cross-entropy"):
+        fpf.observe(torch.rand(8, 4), torch.rand(8), torch.rand(8))

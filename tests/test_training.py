@@ -635,3 +635,31 @@ def test_the_pad_of_a_finetuning_is_checked_first():
     plain = from_tensors(x, y, [2])
     with pytest.raises(ValueError, match=r"it must be 0: an example has shape \(6,\), no image"):
         train(plain, SGD(), networks.mlp(2, inputs=6), buffer=40, finetune=Finetune(pad=1))
+
+
+def test_what_is_not_finetuned_is_told_by_its_reason():
+    x, y = torch.rand(80, 6), torch.arange(4).repeat(20)
+
+    def said(stream, method):
+        network = networks.mlp(4, inputs=6)
+        with pytest.warns(UserWarning, match="nothing was finetuned at the end") as told:
+            list(train(stream, method, network, buffer=40, finetune=Finetune(steps=2)))
+        return str(told[0].message)
+
+    class Still(SGD.__base__):
+        def step(self, learner, batch):
+            logits = learner.forward(learner.augment(batch.x))
+            return logits.sum().detach(), {"logits": logits.detach()}
+
+    assert "the stream has one task" in said(from_tensors(x, y, [4]), SGD())
+    assert "no parameter moved" in said(from_tensors(x, y, [2, 2]), Still())
+
+
+def test_a_step_that_takes_bytes_for_inputs_is_told_what_makes_them():
+    class Bare(SGD.__base__):
+        def step(self, learner, batch):
+            logits = learner.forward(batch.x)
+            return logits.sum().detach(), {}
+
+    with pytest.raises(RuntimeError, match=r"learner\.augment\(batch\.x\) makes inputs of them"):
+        list(train(image_stream(), Bare(), networks.mlp(4, inputs=192)))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forgetless import kernels
-from forgetless.checks import check_whole
+from forgetless.checks import check_seed, check_whole
 
 POLICIES = ("reservoir", "balanced")
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
@@ -130,6 +130,7 @@ class Buffer:
         check_whole("capacity", capacity)
         if policy not in POLICIES:
             raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
+        check_seed(seed)
         self.capacity = int(capacity)
         self.policy = policy
         self.seed = seed
@@ -176,13 +177,15 @@ class Buffer:
                 got = (
                     f"a tensor of shape {tuple(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
                 )
-                hint = "; give several as a mapping, {name: tensor}" if got in ("list", "tuple") else ""
+                hint = "; give several as a mapping, {name: tensor}" if name == "x" and got in ("list", "tuple") else ""
                 raise TypeError(f"column {name!r} is {got}; it must be a tensor with one row for each example{hint}")
         sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"columns differ in length: {sizes}")
         if self.policy == "balanced" and "y" not in batch:
             raise ValueError(f"policy 'balanced' needs the labels as column 'y'; the columns are {', '.join(batch)}")
+        if self.policy == "balanced" and batch["y"].ndim != 1:
+            raise ValueError(f"policy 'balanced' needs a class for each example; y has shape {tuple(batch['y'].shape)}")
         if not self._rows:
             return
         if set(batch) != set(self._rows):
@@ -273,6 +276,8 @@ class Buffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if missing := self.state_dict().keys() - state.keys():
+            raise ValueError(f"the state of the buffer lacks {', '.join(sorted(missing))}")
         for name in ("capacity", "policy"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state has {name} {state[name]!r}; this buffer has {getattr(self, name)!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import platform
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -422,8 +423,17 @@ def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tupl
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:
     """The record of a run that ended, also in its file."""
     made = make_record(settings, sources, result)
-    if out is not None:
+    if out is None:
+        return made
+    try:
         record.write(made, record.path(out, settings))
+    except OSError as error:  # the disk is full, say, and the run is over
+        spare = Path(tempfile.gettempdir()) / f"forgetless-{settings.id}.json"
+        with suppress(OSError):
+            record.write(made, spare)
+        if not spare.exists():
+            raise
+        raise OSError(error.errno, f"{error.strerror}; the record is kept as {spare}: copy it there") from error
     return made
 
 

@@ -9,10 +9,10 @@ from numbers import Integral, Real
 from pathlib import Path
 
 
-def check_whole(name: str, value: object) -> None:
-    """An error unless ``value`` is a whole number of 1 or more, numpy's included."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of 1 or more")
+def check_whole(name: str, value: object, least: int = 1) -> None:
+    """An error unless ``value`` is a whole number of ``least`` or more, numpy's included."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of {least} or more")
 
 
 def check_seed(value: object, name: str = "seed") -> None:

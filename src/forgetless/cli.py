@@ -462,6 +462,8 @@ def report_(
     """A table, and one self-contained page with the pictures, of all records in some folders."""
     if table is not None and table.suffix not in (".csv", ".tex"):
         raise ValueError(f"table is {str(table)!r}; its name must end in .csv or .tex")
+    if out.is_dir():
+        raise ValueError(f"out is {str(out)!r}, a folder; it must be a file, say {str(out / 'report.html')!r}")
     if figures is not None:
         from forgetless import figures as drawing
 
@@ -592,7 +594,7 @@ def main() -> None:
         _say_places(frames)
         sys.exit(1)
     if code == INTERRUPTED:
-        notes.print("interrupted; the same command goes on from the records and checkpoints there are", soft_wrap=True)
+        notes.print("interrupted; the same command goes on from what records and checkpoints there are", soft_wrap=True)
     sys.exit(code)
 
 

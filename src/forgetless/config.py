@@ -190,7 +190,7 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     if repair == "none":
         for name in ("every", "steps", "ft_lr", "ft_pad", "kd", "groups", "threshold"):
             if name in given:
-                raise ValueError(f"{name} is a setting of FPF: it goes with --fpf or --k-fpf")
+                raise ValueError(f"{name} is a setting of FPF: it goes with --fpf or --k-fpf (in a plan: repair)")
     else:
         values.setdefault("groups", "auto")
         if repair == "fpf" and "every" in given:
@@ -217,7 +217,7 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
             check_number(name, value, above=0)
     check_number("weight_decay", values.get("weight_decay", 0.0), least=0)
     for name in ("buffer", "ft_pad"):
-        check_number(name, values.get(name, 0), least=0)
+        check_whole(name, values.get(name, 0), least=0)
     check_seed(values.get("seed", 0))
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device := str(values.get("device", "cpu"))):
         raise ValueError(f"device is {device!r}; it must be cpu, cuda, cuda:1, …")

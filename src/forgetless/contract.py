@@ -96,6 +96,8 @@ def check(make: Callable[[], Method] | Method | str) -> None:
     if isinstance(make, Method):
         name = type(make).__name__
         raise ContractError(f"{name}(…) is a method; give what makes methods, its class or a function: check({name})")
+    if unmade := sorted(getattr(make, "__abstractmethods__", ())):
+        raise ContractError(f"{getattr(make, '__name__', make)} does not define {', '.join(unmade)}")
     method = make()
     if not isinstance(method, Method):
         raise ContractError(f"{make!r} makes {type(method).__name__}, which is not a forgetless.Method")

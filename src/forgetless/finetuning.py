@@ -12,6 +12,7 @@ the chosen tensors move (with chosen statistics, their counter of batches moves 
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import sys
@@ -69,8 +70,7 @@ class Finetune:
         check_settings(steps=self.steps, lr=self.lr, distill=self.distill, batch=self.batch, autocast=None)
         if self.every is not None:
             check_whole("every", self.every)
-        if self.pad != 0:
-            check_whole("pad", self.pad)
+        check_whole("pad", self.pad, least=0)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,12 @@ class Finetuned:
 
 def call(model: nn.Module, x: Any) -> Tensor:
     """Logits of ``model`` for ``x``: a tensor, or a mapping that becomes keyword arguments (Hugging Face's batches)."""
-    output = model(**x) if isinstance(x, Mapping) else model(x)
+    try:
+        output = model(**x) if isinstance(x, Mapping) else model(x)
+    except TypeError:
+        if isinstance(x, Mapping):
+            check_arguments(model, x)
+        raise
     if isinstance(output, Mapping) and "logits" in output:
         output = output["logits"]
     if not isinstance(output, Tensor):
@@ -95,6 +100,22 @@ def call(model: nn.Module, x: Any) -> Tensor:
             f"the network returned {type(output).__name__}, not a tensor of logits: give forward=(model, x) -> logits"
         )
     return output
+
+
+def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
+    """An error if the network does not take these by name."""
+    network = unwrap(model)
+    if network._forward_pre_hooks:  # which may change them
+        return
+    try:
+        inspect.signature(network.forward).bind(**x)
+    except TypeError as error:
+        raise TypeError(
+            f"x is a mapping, so that the network is called with {', '.join(x)} by name: {error}. If it takes the "
+            "mapping itself, give forward=lambda model, x: model(x)"
+        ) from None
+    except ValueError:  # what is built in has no signature
+        pass
 
 
 @contextmanager
@@ -160,6 +181,7 @@ def finetune(
     update is that of all drawn together, and running statistics become the mean over processes at the end.
     """
     names = [names] if isinstance(names, str) else list(names)
+    check_buffer(buffer, distill)
     generator = generator or buffer.generator
     with untouched_randomness(generator):
         run = Finetuning(
@@ -315,7 +337,15 @@ class Finetuning:
                 if mlp is not None:
                     value, _, found = mlp.backpropagate(inputs, _labels(y))
                     return value, [gradient for gradient in found if gradient is not None]
-            logits = self._forward(self._model, inputs)
+            try:
+                logits = self._forward(self._model, inputs)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise ValueError(
+                    f"batch norm in training mode cannot do with {len(y)} example: draw more (batch is {self._batch}, "
+                    f"the buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
+                ) from error
             if not isinstance(logits, Tensor):
                 raise TypeError(f"forward gave a {type(logits).__name__}; it must give logits, a tensor")
             if step == 0 and (self._schedule is None or not self._schedule.checked):
@@ -399,8 +429,11 @@ class _Schedule:
 
 def pack(x: Tensor | Mapping[str, Tensor], y: Tensor) -> dict[str, Tensor]:
     """A batch as columns of a buffer: ``x`` (a mapping becomes ``x.<key>``) and ``y``."""
-    inputs = {f"x.{key}": value for key, value in x.items()} if isinstance(x, Mapping) else {"x": x}
-    return {**inputs, "y": y}
+    if not isinstance(x, Mapping):
+        return {"x": x, "y": y}
+    if strange := [key for key in x if not isinstance(key, str)]:
+        raise ValueError(f"x has the key {strange[0]!r}; the keys of a mapping must be words")
+    return {**{f"x.{key}": value for key, value in x.items()}, "y": y}
 
 
 def unpack(rows: Mapping[str, Tensor]) -> Any:
@@ -429,17 +462,24 @@ def check_functions(**functions: object) -> None:
 
 def check_buffer(buffer: Buffer, distill: float) -> None:
     """An error if there is nothing, or not enough, in it to finetune on."""
+    if not isinstance(buffer, Buffer):
+        raise ValueError(f"buffer is a {type(buffer).__name__}; it must be a forgetless.Buffer")
     if not len(buffer):
         raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
     for column, why in (("y", "finetuning needs"), ("logits", f"distill is {distill}, which needs")):
         if column not in buffer.columns and (column == "y" or distill):
             raise ValueError(f"{why} the column {column!r}; the buffer has {', '.join(buffer.columns)}")
+    if not any(column == "x" or column.startswith("x.") for column in buffer.columns):
+        raise ValueError(
+            "finetuning needs the inputs as the column 'x', or several as 'x.<name>'; the buffer has "
+            + ", ".join(buffer.columns)
+        )
 
 
 def check_label_shape(y: Tensor, logits: Tensor) -> None:
     """An error if labels are neither classes nor probabilities of classes for such ``logits``."""
     if logits.ndim < 2:
-        raise ValueError(f"the network's output has shape {tuple(logits.shape)}; it must be (batch, classes)")
+        raise ValueError(f"the network's output has shape {tuple(logits.shape)}; it must be (batch, classes){OTHER}")
     soft = y.is_floating_point()
     wanted = (*y.shape[:1], *(logits.shape[1:] if soft else logits.shape[2:]))
     if tuple(y.shape) != wanted:

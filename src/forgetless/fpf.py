@@ -58,8 +58,8 @@ class FPF:
             finetuning before it; a restart of the learning rate looks like a shift
         augment: applied to the inputs drawn from the buffer
         loss: (logits, y) -> loss, in place of cross-entropy
-        forward: (model, x) -> logits, where ``model(x)`` does not give them; ``model`` is then what is inside
-            ``DistributedDataParallel``
+        forward: (model, x) -> logits, where ``model(x)``, or ``model(**x)`` for a mapping, does not give them;
+            ``model`` is then what is inside ``DistributedDataParallel``
         autocast: dtype of the finetuning's forward pass, say torch.bfloat16
         device: where the buffer is kept; default: with the network's parameters
         seed: of the reservoir, the draws, and of augmentation and dropout while finetuning
@@ -72,8 +72,9 @@ class FPF:
     With "auto" nothing is finetuned before a shift of the data has been seen, since Eq. 1 compares two tasks. S_g is
     the mean over the shifts seen; the groups are chosen at the first finetuning that can, and kept. Deviations from
     the paper are those of ``dynamics.sensitivity`` and ``dynamics.select``. Parameters that are frozen when the
-    object is made are neither tracked nor finetuned. Between finetunings ``observe`` costs the write of one batch to
-    the buffer, and every ``window`` steps one copy of the parameters and one read by the host.
+    object is made are neither tracked nor finetuned, nor are statistics of batch norm that never moved. A network has
+    one FPF: the finetunings of another would count as its training. Between finetunings ``observe`` costs the write of
+    one batch to the buffer, and every ``window`` steps one copy of the parameters and one read by the host.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class FPF:
         self._capacity, self._seed, self._group = capacity, seed, process_group
         self._join()
         self._tracker = Tracker(network, self._selection.tracked, agree=self._mean)
-        self._detector = Detector() if detect else None
+        self._detect, self._detector = bool(detect), Detector() if detect else None
         self.step = 0
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as told or found
@@ -232,8 +233,12 @@ class FPF:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``; the network is loaded on its own. A finetuning with other settings is warned of."""
-        if state.get("format") != FORMAT:
-            raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
+        found = state.get("format") if isinstance(state, Mapping) else None
+        if found != FORMAT:
+            raise ValueError(f"the state has format {found!r}; this version of forgetless reads {FORMAT}")
+        missing = self.state_dict().keys() - state.keys() - {"processes", "window", "settings"}
+        if missing:
+            raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         if {group: tuple(names) for group, names in state["groups"].items()} != self._selection.grouping:
             raise ValueError("the state was saved from a network with other groups of parameters")
         self.settle()
@@ -251,17 +256,14 @@ class FPF:
             raise ValueError(
                 f"distill is {self.distill}, but the buffer of the state {kept} logits: it was saved with another"
             )
-        missing = self.state_dict().keys() - state.keys() - {"processes", "window", "settings"}
-        if missing:
-            raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         buffer = Buffer(self.buffer.capacity, device=self.buffer.device, seed=self.buffer.seed)
         buffer.load_state_dict(state["buffer"])
         self._tracker.load_state_dict(state["tracker"])
         self.buffer = buffer  # only now, so that a state which does not fit changes nothing
         restore_generator(self._generator, state["generator"])
-        self._detector = None
-        if state["detector"] is not None:
-            self._detector = Detector()
+        told = state["detector"] is None and state.get("settings", {}).get("detect", True)  # by ``boundary``
+        self._detector = Detector() if self._detect and not told else None
+        if self._detector is not None and state["detector"] is not None:
             self._detector.load_state_dict(state["detector"])
         if not self._selection.fixed:  # groups that were named there were not chosen
             chosen = state["chosen"] if state.get("settings", {}).get("groups", "auto") == "auto" else None
@@ -282,11 +284,15 @@ class FPF:
         return {name: getattr(self, name) for name in names} | {
             "threshold": self._selection.threshold,
             "groups": groups,
+            "detect": self._detect,
+            "autocast": None if self.autocast is None else str(self.autocast),
         }
 
     def _rows(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
         """The batch as columns of the buffer, checked before anything is changed."""
         rows = finetuning.pack(x, y)
+        if isinstance(x, Mapping) and self.forward is finetuning.call and not self.step:
+            finetuning.check_arguments(self.model, x)
         if self.distill:
             if logits is None:
                 raise ValueError(f"distill is {self.distill}, which needs logits: call observe(x, y, logits)")

@@ -79,7 +79,9 @@ class Selection:
             return self.chosen
         scores = self.scores(by_tensor)
         weights = [group for group in scores if group not in self._statistics]
-        found = dynamics.select(scores, self.threshold)
+        # Statistics that never moved are of layers that train in evaluation mode: they are not batch norm's to repair.
+        still = {group for group in self._statistics if scores.get(group) == 0}
+        found = tuple(group for group in dynamics.select(scores, self.threshold) if group not in still)
         return found or (tuple(weights) if len(weights) == 1 else ())  # S_g of a single group is 1, never above it
 
     def movable(self, chosen: Collection[str]) -> tuple[str, ...]:

@@ -420,9 +420,7 @@ class _Training:
                     yield Trained(self.step)
                 done = yield from self._finetune(number, self.epochs - 1)
                 if done is None:
-                    why = self.repair.selection.why_not(self.repair.tracker.task_changes())
-                    said = f"nothing was finetuned at the end: {why}; name other groups, or lower the threshold"
-                    warnings.warn(said, stacklevel=2)
+                    warnings.warn(f"nothing was finetuned at the end: {self._why_not()}", stacklevel=2)
                     self.repair.selection.chosen = ()
                 else:
                     yield done
@@ -434,6 +432,15 @@ class _Training:
             self.epoch = 0
         self.seconds["total"] += time.perf_counter() - self._began
         yield Ended(self._result())
+
+    def _why_not(self) -> str:
+        """Why nothing was chosen to finetune, and what would be."""
+        changes, selection = self.repair.tracker.task_changes(), self.repair.selection
+        if len(self.tasks) == 1 and not selection.fixed:
+            return "the stream has one task, and S_g compares two; name the groups"
+        if changes and not selection.scores(changes):
+            return "no parameter moved from task to task; does the method update the network?"
+        return f"{selection.why_not(changes)}; name other groups, or lower the threshold"
 
     def _end_task(self, number: int, *, last: bool) -> Generator[Event]:
         self._epoch_since = time.perf_counter(), self.seconds["finetune"]

@@ -137,7 +137,14 @@ def check_declared(method: Method) -> None:
 
 def stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """A step; an error if it gives something else than it must."""
-    made: Any = method.step(learner, batch)
+    try:
+        made: Any = method.step(learner, batch)
+    except RuntimeError as error:
+        if batch.x.dtype != torch.uint8 or not any(word in str(error) for word in ("Byte", "unsigned char")):
+            raise
+        raise RuntimeError(
+            f"{error}. A batch's images are bytes: learner.augment(batch.x) makes inputs of them"
+        ) from error
     if not isinstance(made, tuple) or len(made) != 2:
         raise ValueError(
             f"step of {type(method).__name__} gives a {type(made).__name__}; it must give the loss and the columns "
