@@ -181,7 +181,8 @@ def finetune(
     update is that of all drawn together, and running statistics become the mean over processes at the end.
     """
     names = [names] if isinstance(names, str) else list(names)
-    check_buffer(buffer, distill)
+    if not isinstance(buffer, Buffer):
+        raise ValueError(f"buffer is a {type(buffer).__name__}; it must be a forgetless.Buffer")
     generator = generator or buffer.generator
     with untouched_randomness(generator):
         run = Finetuning(
@@ -462,8 +463,6 @@ def check_functions(**functions: object) -> None:
 
 def check_buffer(buffer: Buffer, distill: float) -> None:
     """An error if there is nothing, or not enough, in it to finetune on."""
-    if not isinstance(buffer, Buffer):
-        raise ValueError(f"buffer is a {type(buffer).__name__}; it must be a forgetless.Buffer")
     if not len(buffer):
         raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples before")
     for column, why in (("y", "finetuning needs"), ("logits", f"distill is {distill}, which needs")):
