@@ -98,7 +98,7 @@ def test_groups_are_a_value_and_a_list_of_lists_is_a_range():
         ('stream = "seq-digits"\nmethod = "er"\nkd = 0.5', "kd is a setting of FPF"),
         ('stream = "seq-digits"\nmethod = "er"\nlr = [0.1, nan]', "lr is nan; it must be a finite number above 0"),
         ('stream = "seq-digits"\nmethod = "er"\nepochs = 0', "epochs is 0; it must be a whole number of 1 or more"),
-        ('stream = "seq-digits"\nmethod = "er"\nbuffer = -5', "buffer is -5; it must be a finite number of 0 or more"),
+        ('stream = "seq-digits"\nmethod = "er"\nbuffer = -5', "buffer is -5; it must be a whole number of 0 or more"),
         ('stream = "seq-digits"\nmethod = "er"\ndevice = "gpu"', "device is 'gpu'; it must be cpu, cuda"),
         ('stream = "seq-digits"\nmethod = "er"\nvalidation = "no"', "validation is 'no'; it must be true or false"),
         (
