@@ -381,3 +381,10 @@ def test_the_record_of_a_run_that_is_over_is_kept_elsewhere_where_the_disk_is_fu
     with pytest.raises(OSError, match=f"the record is kept as .*forgetless-{settings.id}.json: copy it there"):
         build.run(settings, out=tmp_path / "runs")
     assert record.read(spare / f"forgetless-{settings.id}.json").id == settings.id
+
+    def nowhere(made, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record, "write", nowhere)  # what is there is of the run before
+    with pytest.raises(OSError, match="No space left on device$"):
+        build.run(settings, out=tmp_path / "runs")

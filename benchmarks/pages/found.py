@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -29,6 +30,12 @@ def rows(folder: Path) -> dict[str, list[record.Record]]:
     return found
 
 
+@cache
+def records(folder: str) -> tuple[record.Record, ...]:
+    """Those in a folder of results, read once."""
+    return tuple(map(record.read, record.files(HERE.parent / "results" / folder)))
+
+
 def measured(stream: str, buffer: int, *, anytime: bool = False) -> dict[str, list[record.Record]]:
     """The records of a column by row; those of methods without a buffer belong to every column of the stream.
 
@@ -36,7 +43,7 @@ def measured(stream: str, buffer: int, *, anytime: bool = False) -> dict[str, li
     """
     denser = chosen_rows(stream, buffer).get("k-fpf-dense", {}).get("chosen", {})
     found: dict[str, list[record.Record]] = {}
-    for made in map(record.read, record.files(HERE.parent / "results" / stream)):
+    for made in records(stream):
         if made.settings.get("anytime", False) != anytime:
             continue
         if made.label in ("joint", "sgd", "oewc") or made.settings["buffer"] == buffer:
@@ -51,7 +58,7 @@ def trained_elsewhere(stream: str, buffer: int) -> dict[str, list[record.Record]
     """Runs of FPF in the further tables whose method has no run in this column: for its accuracies before FPF."""
     own = measured(stream, buffer)
     found: dict[str, list[record.Record]] = {}
-    for made in map(record.read, record.files(HERE.parent / "results" / "studies")):
+    for made in records("studies"):
         of_column = (made.settings["stream"], made.settings["buffer"]) == (stream, buffer)
         if of_column and made.label.startswith("fpf+") and made.label not in own:
             found.setdefault(made.label, []).append(made)

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from forgetless import record, targets
 from forgetless.reproduce import Measured, Options, measure
 from forgetless.studies import ITEMS
+from forgetless.studies.tables import chosen_and_all
 from pages.found import DOCS, HERE, chosen_rows, measured, read
 from pages.results import table
 
@@ -123,14 +124,13 @@ def fpf_all() -> list[str]:
 
 def better_pairs(own: Sequence[Measured]) -> tuple[tuple[int, int], tuple[int, int]]:
     """In how many pairs of chosen and all groups all are at least as good, where the rate was searched for; and better the chosen, where not."""
-    means = {(one.line.stream, one.line.name.partition(",")[0]): one.mean for one in own}
     searched: list[bool] = []
     others: list[bool] = []
-    for (stream, name), part in means.items():
-        whole = means.get((stream, name.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")))
-        if whole is not None and "all" not in name:
-            known = name.endswith(("+er", "+derpp")) or name == "k-fpf-ce"
-            (searched if known else others).append(whole >= part if known else part > whole)
+    for part, whole in chosen_and_all(own):
+        if part.records[0].settings["method"] in ("sgd", "er", "derpp"):
+            searched.append(whole.mean >= part.mean)
+        else:
+            others.append(part.mean > whole.mean)
     return (sum(searched), len(searched)), (sum(others), len(others))
 
 
@@ -222,7 +222,7 @@ def accuracy_and_cost(one: Measured | None) -> tuple[str, str]:
 def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measured], str] = lambda one: "") -> list[str]:
     """Rows with the paper's numbers beside ours."""
     names = ["", "paper", "ours", "seeds", "difference", "in s.e.", "TFLOPs", *([further] if further else [])]
-    lines = ["| " + " | ".join(names) + " |", "| --- |" + " --- |" * (len(names) - 1)]
+    rows = []
     for one in own:
         target = one.line.target
         assert target is not None
@@ -233,25 +233,20 @@ def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measure
             one.shown,
             str(len(one.records)),
         ]
-        cells += [f"{one.difference:+.2f}", errors, f"{one.tflops:.0f}", *([cell(one)] if further else [])]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append([*cells, f"{one.difference:+.2f}", errors, f"{one.tflops:.0f}", *([cell(one)] if further else [])])
+    return lined(names, rows)
 
 
 def plain(own: Sequence[Measured], further: str = "", cell: Callable[[Measured], str] = lambda one: "") -> list[str]:
     """Rows that the paper draws, and gives no numbers of."""
     names = ["", "accuracy", "seeds", "TFLOPs", *([further] if further else [])]
+    rows = [[one.line.name, one.shown, str(len(one.records)), f"{one.tflops:.0f}"] for one in own]
+    return lined(names, [[*row, cell(one)] if further else row for row, one in zip(rows, own, strict=True)])
+
+
+def lined(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     lines = ["| " + " | ".join(names) + " |", "| --- |" + " --- |" * (len(names) - 1)]
-    for one in own:
-        cells = [
-            one.line.name,
-            one.shown,
-            str(len(one.records)),
-            f"{one.tflops:.0f}",
-            *([cell(one)] if further else []),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
 
 
 def reported(command: str, own: Sequence[Measured], rows: Sequence[str]) -> list[str]:

@@ -429,10 +429,10 @@ def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: 
         record.write(made, record.path(out, settings))
     except OSError as error:  # the disk is full, say, and the run is over
         spare = Path(tempfile.gettempdir()) / f"forgetless-{settings.id}.json"
-        with suppress(OSError):
+        try:
             record.write(made, spare)
-        if not spare.exists():
-            raise
+        except OSError:
+            raise error from None
         raise OSError(error.errno, f"{error.strerror}; the record is kept as {spare}: copy it there") from error
     return made
 

@@ -28,7 +28,7 @@ from forgetless.finetuning import Augment, Finetuned, Forward, Loss
 from forgetless.grouping import unwrap
 from forgetless.processes import Processes
 from forgetless.profile import Profile
-from forgetless.selection import Selection
+from forgetless.selection import STILL, Selection
 from forgetless.tracker import Detector, Row, Tracker
 
 if TYPE_CHECKING:
@@ -189,12 +189,12 @@ class FPF:
         self._mark_short_task()
         done = self._finetune()
         if done is None:
-            changes = self._tracker.task_changes()
-            why, advice = self._selection.why_not(changes), "Call boundary() where the data shifts, make the window"
+            why = self._selection.why_not(self._tracker.task_changes())
+            advice = "Call boundary() where the data shifts, make the window"
             advice += " smaller (a task must have four), lower the threshold, or name the groups; to repair the "
             advice += "network as it is, forgetless.finetune(model, fpf.buffer, names of tensors)"
-            if changes and not any(self._selection.of_weights(changes)):
-                why, advice = "no parameter moved", "Is this FPF around the network that the optimiser trains?"
+            if why == STILL:
+                advice = "Is this FPF around the network that the optimiser trains?"
             warn(f"nothing was finetuned in {self.step} steps: {why}. {advice}", stacklevel=2)
         return done
 

@@ -13,6 +13,8 @@ from forgetless.grouping import Groups, counts, float_tensors, is_norm, statisti
 from forgetless.grouping import groups as derive
 from forgetless.profile import Group, Profile
 
+STILL = "no parameter moved"
+
 
 class Selection:
     """The groups of ``network`` that are tracked, and those that are chosen.
@@ -103,7 +105,7 @@ class Selection:
             return f"{', '.join(chosen)}, which {verb} chosen, {verb} frozen"
         scores = self.scores(by_tensor)
         if not scores:
-            return "no shift of the data was seen, so no sensitivity is known"
+            return STILL if by_tensor else "no shift of the data was seen, so no sensitivity is known"
         highest = max(scores, key=lambda group: scores[group])
         return f"no S_g is above the threshold {self.threshold}; the highest is {highest}, {scores[highest]:.2f}"
 

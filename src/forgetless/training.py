@@ -33,7 +33,7 @@ from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
 from forgetless.methods.method import check_declared, stepped
 from forgetless.profile import Profile
-from forgetless.selection import Selection
+from forgetless.selection import STILL, Selection
 from forgetless.stream import Stream
 from forgetless.tracker import Row, Tracker
 
@@ -438,9 +438,10 @@ class _Training:
         changes, selection = self.repair.tracker.task_changes(), self.repair.selection
         if len(self.tasks) == 1 and not selection.fixed:
             return "the stream has one task, and S_g compares two; name the groups"
-        if changes and not selection.scores(changes):
-            return "no parameter moved from task to task; does the method update the network?"
-        return f"{selection.why_not(changes)}; name other groups, or lower the threshold"
+        why = selection.why_not(changes)
+        return f"{why}; " + (
+            "does the method update the network?" if why == STILL else "name other groups, or lower the threshold"
+        )
 
     def _end_task(self, number: int, *, last: bool) -> Generator[Event]:
         self._epoch_since = time.perf_counter(), self.seconds["finetune"]

@@ -147,30 +147,43 @@ def fpf_improves(found: Sequence[Measured]) -> list[Finding]:
 def fpf_is_enough(found: Sequence[Measured]) -> list[Finding]:
     """Is finetuning the chosen groups as good as finetuning all?"""
     findings = []
-    for (stream, _), members in _by_column(found).items():
-        accuracy = _accuracies(members)
-        pairs = [(a, a.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")) for a in accuracy]
-        for part, whole in pairs:
-            if part != whole and whole in accuracy:
-                one, all_ = accuracy[part], accuracy[whole]
-                costs = [sum(r.flops.get("finetune", 0) for r in m.records) / len(m.records) for m in (one, all_)]
-                noise = (one.std**2 / len(one.records) + all_.std**2 / len(all_.records)) ** 0.5
-                several = min(len(one.records), len(all_.records)) > 1  # of one run there is no standard error
-                near = (
-                    f"within two standard errors of {whole} on {stream} or above it"
-                    if several
-                    else f"at least as accurate as {whole} on {stream}"
-                )
-                times = [len(m.records[0].finetunings) for m in (one, all_)]
-                findings.append(
-                    Finding(
-                        f"{part} is {near}, for fewer FLOPs",
-                        one.mean >= all_.mean - 2 * noise and costs[0] < costs[1],
-                        f"{one.mean:.2f} and {all_.mean:.2f} %, {costs[0] / 1e12:.3g} and {costs[1] / 1e12:.3g} TFLOPs"
-                        + (f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""),
-                    )
-                )
+    for one, all_ in chosen_and_all(found):
+        part, whole, stream = _label(one), _label(all_), one.line.stream
+        costs = [sum(r.flops.get("finetune", 0) for r in m.records) / len(m.records) for m in (one, all_)]
+        several = min(len(one.records), len(all_.records)) > 1  # of one run there is no standard error
+        near = (
+            f"within two standard errors of {whole} on {stream} or above it"
+            if several
+            else f"at least as accurate as {whole} on {stream}"
+        )
+        times = [len(m.records[0].finetunings) for m in (one, all_)]
+        findings.append(
+            Finding(
+                f"{part} is {near}, for fewer FLOPs",
+                one.mean >= all_.mean - 2 * _noise(one.records, all_.records) and costs[0] < costs[1],
+                f"{one.mean:.2f} and {all_.mean:.2f} %, {costs[0] / 1e12:.3g} and {costs[1] / 1e12:.3g} TFLOPs"
+                + (f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""),
+            )
+        )
     return findings
+
+
+def chosen_and_all(found: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+    """The accuracies of FPF, or k-FPF, with the chosen groups, each beside that with all of them."""
+    pairs = []
+    for members in _by_column(found).values():
+        accuracy = _accuracies(members)
+        for part, one in accuracy.items():
+            whole = part.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")
+            if part != whole and whole in accuracy:
+                pairs.append((one, accuracy[whole]))
+    return pairs
+
+
+def _noise(*samples: Sequence[Record]) -> float:
+    """The standard error of a difference between mean accuracies; of one run there is none."""
+    several = [[made.accuracy for made in records] for records in samples if len(records) > 1]
+    return float(sum(variance(values) / len(values) for values in several) ** 0.5)
 
 
 def anytime_best(found: Sequence[Measured]) -> list[Finding]:
@@ -193,7 +206,11 @@ def freezing_hurts(found: Sequence[Measured]) -> list[Finding]:
     accuracy = {group: mean(made.accuracy for made in records) for group, records in last.items()}
     free = accuracy.pop("")
     numbers = f"none frozen {free:.1f}; " + ", ".join(f"{group} {value:.1f}" for group, value in accuracy.items())
-    sure = [group for group in accuracy if _below(last[group], last[""])]
+    sure = [
+        group
+        for group, value in accuracy.items()
+        if len(last[group]) > 1 and free - value >= 2 * _noise(last[group], last[""])
+    ]
     numbers += f"; by two standard errors or more: {', '.join(sure) or 'none'}" if len(last[""]) > 1 else ""
     worst = min(accuracy, key=lambda group: accuracy[group])
     first = "block1" if "block1" in accuracy else "fc1"
@@ -201,15 +218,6 @@ def freezing_hurts(found: Sequence[Measured]) -> list[Finding]:
         Finding("freezing any group after the first task costs accuracy", max(accuracy.values()) < free, numbers),
         Finding(f"freezing {first} costs the most", worst == first, numbers),
     ]
-
-
-def _below(lower: Sequence[Record], higher: Sequence[Record]) -> bool:
-    """Whether by two standard errors of the difference or more; of one run there is none."""
-    if min(len(lower), len(higher)) < 2:
-        return False
-    low, high = ([made.accuracy for made in records] for records in (lower, higher))
-    error = (variance(low) / len(low) + variance(high) / len(high)) ** 0.5
-    return bool(mean(high) - mean(low) >= 2 * error)
 
 
 def cheaper(found: Sequence[Measured]) -> list[Finding]:
