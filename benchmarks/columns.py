@@ -45,6 +45,13 @@ CROPPED: list[Grid] = [
     {**DENSE, "lr": [0.03], "kd": [0.1], "every": [50], "ft_pad": [4]},
     {**DENSE, "lr": [0.03], "kd": [0.1], "ft_lr": [0.1], "ft_pad": [4]},
 ]
+BALANCED: Grid = {"policy": ["balanced"]}  # the buffer holds equal shares of the classes
+LARGE_CROPS: list[Grid] = [
+    {"lr": [0.05], "ft_lr": [0.03], "every": [100, 50], "kd": [0.2], "threshold": [0.1], "ft_pad": [14, 28]},
+    {"lr": [0.05], "ft_lr": [0.03], "every": [100], "kd": [0.1], "threshold": [0.1], "ft_pad": [28]},
+    {"lr": [0.05], "ft_lr": [0.03], "every": [50], "kd": [0.2], "threshold": [0.1], "ft_pad": [56]},
+    {"lr": [0.05], "ft_lr": [0.03], "every": [100], "kd": [0.2], "threshold": [0.1], "ft_pad": [28], **BALANCED},
+]
 
 # Coarse grids around the paper's and the DER authors'. ``k-fpf-dense`` is k-FPF-CE with more finetuning, for no more
 # FLOPs than ER, ``k-fpf-dense-kd`` that with distillation; ``k-fpf+der``, ``k-fpf+er`` and ``k-fpf+masked`` are k-FPF
@@ -63,6 +70,18 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.03], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1], "threshold": [0.1]},
             {"lr": [0.03], "ft_lr": [0.05, 0.075], "every": [500], "kd": [0.05], "threshold": [0.1]},
             {"lr": [0.05], "ft_lr": [0.05, 0.075], "every": [500], "kd": [0.05, 0.1], "threshold": [0.1]},
+            {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.05], "threshold": [0.1], **BALANCED},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.05, 0.1], "threshold": [0.1], **BALANCED},
+            {"lr": [0.01], "ft_lr": [0.03], "every": [500], "kd": [0.05], "threshold": [0.1], "ft_pad": [4, 8]},
+            {
+                "lr": [0.01],
+                "ft_lr": [0.03],
+                "every": [500],
+                "kd": [0.05],
+                "threshold": [0.1],
+                "ft_pad": [6],
+                **BALANCED,
+            },
         ],
         "k-fpf-dense": [
             {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
@@ -110,7 +129,12 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.05], "ft_lr": [0.05, 0.075], "every": [500], "kd": [0.1], "threshold": [0.1]},
         ],
         "k-fpf-dense": [{"lr": [0.03, 0.05], "ft_lr": [0.05], "every": [100], "steps": [100], "threshold": [0.1]}],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]}],
+        "k-fpf+masked": [
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2], **BALANCED},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [6], **BALANCED},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "every": [50], **BALANCED},
+        ],
         "fpf+er": [
             {"ft_lr": [0.1, 0.03, 0.3]},
             {"lr": [0.03], "ft_lr": [0.1, 0.3]},
@@ -141,6 +165,9 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
             {"lr": [0.15], "ft_lr": [0.1, 0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
             {"lr": [0.2], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.2], "threshold": [0.1], "ft_pad": [2, 4]},
+            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED},
+            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.2], "threshold": [0.1], "ft_pad": [2], **BALANCED},
         ],
         "k-fpf+masked": [
             {**DENSE, "lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "kd": [0.1]},
@@ -169,6 +196,9 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.15], "ft_lr": [0.15, 0.2], "every": [500], "kd": [0.2], "threshold": [0.1]},
             {"lr": [0.2], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
             {"lr": [0.15], "ft_lr": [0.15], "every": [500], "kd": [0.1], "threshold": [0.1]},
+            {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1], "ft_pad": [2, 4]},
+            {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED},
+            {"lr": [0.1], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1], "ft_pad": [2], **BALANCED},
         ],
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.05, 0.1], "kd": [0.1]}, *CROPPED],
         "fpf+er": [{"ft_lr": [0.1]}, {"lr": [0.03], "ft_lr": [0.1]}],
@@ -201,7 +231,14 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist": {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]}],
+        "k-fpf+masked": [
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], **BALANCED},
+        ],
+        "k-fpf-dense": [
+            {**DENSE, "lr": [0.03], "kd": [0.0, 0.1]},
+            {**DENSE, "lr": [0.03], "kd": [0.1], **BALANCED},
+        ],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [
             {"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]},
@@ -216,7 +253,14 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist-200": {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03], "threshold": [0.1]}],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]}],
+        "k-fpf+masked": [
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], **BALANCED},
+        ],
+        "k-fpf-dense": [
+            {**DENSE, "lr": [0.03], "kd": [0.0, 0.1]},
+            {**DENSE, "lr": [0.03], "kd": [0.1], **BALANCED},
+        ],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]}],
@@ -229,7 +273,10 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.03, 0.05], "ft_lr": [0.03, 0.075], "every": [100, 250], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.05], "ft_lr": [0.03], "every": [100], "kd": [0.1, 0.2, 0.5], "threshold": [0.1]}],
-        "k-fpf-dense": [{"lr": [0.05], "ft_lr": [0.03, 0.05], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]}],
+        "k-fpf-dense": [
+            {"lr": [0.05], "ft_lr": [0.03, 0.05], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]},
+            *LARGE_CROPS,
+        ],
         "joint": [{"lr": [0.01, 0.03, 0.1]}],
         "sgd": [{}],
     },
@@ -238,10 +285,14 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [
             {"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "threshold": [1.0, 0.1]},
             {"lr": [0.03, 0.1], "ft_lr": [0.01, 0.05], "threshold": [0.1]},
+            {"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [0.1], "ft_pad": [28]},
         ],
         "k-fpf-ce": [{"lr": [0.05], "ft_lr": [0.03, 0.05], "every": [100], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.05], "ft_lr": [0.03], "every": [100], "kd": [0.1, 0.5], "threshold": [0.1]}],
-        "k-fpf-dense": [{"lr": [0.05], "ft_lr": [0.03], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]}],
+        "k-fpf-dense": [
+            {"lr": [0.05], "ft_lr": [0.03], "every": [50], "kd": [0.0, 0.2], "threshold": [0.1]},
+            *LARGE_CROPS,
+        ],
     },
     "seq-tinyimagenet": {
         "fpf+derpp": [{"ft_lr": [0.05, 0.1, 0.3], "threshold": [1.0, 0.1]}],
@@ -256,7 +307,13 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+derpp": [{"ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+er": [{"ft_lr": [0.3], "threshold": [1.0]}],
         "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
-        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+        "k-fpf-kd": [
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED},
+        ],
+        "k-fpf+masked": [
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500, 250], "kd": [0.2], "threshold": [0.1], **BALANCED},
+        ],
     },
     "seq-cifar10-vgg11": {  # no batch norm: smaller learning rates
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.01, 0.03], "every": [500], "threshold": [0.3, 0.1]}],
@@ -316,7 +373,12 @@ def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
             f"{made.accuracy:.2f}" if isinstance(made, record.Record) else f"{type(made.error).__name__}: {made.error}"
         )
         given = {"buffer": one.buffer, "lr": one.lr, "ft_lr": one.ft_lr, "every": one.every, "kd": one.kd}
-        given |= {"ft_pad": one.ft_pad, "threshold": one.threshold, **one.options}
+        given |= {
+            "ft_pad": one.ft_pad,
+            "policy": one.to_dict().get("policy"),
+            "threshold": one.threshold,
+            **one.options,
+        }
         point = " ".join(f"{name} {value}" for name, value in given.items() if value)
         print(
             f"{time.perf_counter() - began:6.1f} s  {done}/{len(runs)}  {one.label} seed {one.seed} {point}: {shown}",

@@ -116,8 +116,10 @@ def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) 
         "way": way, "captured": capture and cuda, "lanes": lanes, "milliseconds": round(milliseconds, 4),
         "images_per_second": round(images),
     }  # fmt: skip
+    if arguments.compile or not cuda:
+        found["compile"] = arguments.compile
     if not cuda:
-        found |= {name: getattr(arguments, name) for name in ("threads", "compile")}
+        found["threads"] = arguments.threads
         found |= {"onednn": True} if arguments.onednn else {}
     if cuda:
         found["megabytes_per_lane"] = round((torch.cuda.max_memory_reserved() - before) / lanes / 2**20)
@@ -151,7 +153,7 @@ def main() -> None:
     names = ("network", "size", "batch", "precision", "way", "captured", "lanes", "threads", "compile", "onednn")
     known = {tuple(row.get(name) for name in names) for row in rows}
     cuda = arguments.device == "cuda"
-    on_cpu = (None, None, None) if cuda else (arguments.threads, arguments.compile, arguments.onednn or None)
+    own = (None, arguments.compile or None) if cuda else (arguments.threads, arguments.compile)
     torch.set_num_threads(arguments.threads)
     if arguments.onednn:
         Engine.suit = lambda *_: None  # type: ignore[method-assign]
@@ -159,7 +161,17 @@ def main() -> None:
     cases += [(way, int(n), True) for way in arguments.ways.split(",") for n in arguments.lanes.split(",") if cuda]
     for way, lanes, capture in cases:
         size = arguments.size or SHAPES[arguments.network][1]
-        key = (arguments.network, size, arguments.batch, arguments.precision, way, capture, lanes, *on_cpu)
+        key = (
+            arguments.network,
+            size,
+            arguments.batch,
+            arguments.precision,
+            way,
+            capture,
+            lanes,
+            *own,
+            arguments.onednn or None,
+        )
         if key in known:
             continue
         tries = [measure(way, lanes, capture, arguments) for _ in range(arguments.repeat)]

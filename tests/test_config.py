@@ -175,3 +175,15 @@ def test_the_crops_of_a_finetuning_are_part_of_the_id_where_given_and_share_a_tr
         resolve("seq-organamnist", "masked", {"repair": "k-fpf", **given})[0] for given in ({}, {"ft_pad": 0})
     )
     assert (preset.ft_pad, without.ft_pad) == (2, 0)
+
+
+def test_the_policy_of_the_buffer_is_part_of_the_id_where_it_is_not_a_reservoir():
+    plain, same, balanced = (
+        resolve("seq-digits", "er", given)[0] for given in ({}, {"policy": "reservoir"}, {"policy": "balanced"})
+    )
+    assert "policy" not in plain.to_dict()  # as in the records from before there was such a setting
+    assert plain.id == same.id != balanced.id
+    assert plain.training != balanced.training
+    assert balanced == Settings.from_dict(balanced.to_dict())
+    with pytest.raises(ValueError, match="policy is 'ring'; it must be one of reservoir, balanced"):
+        resolve("seq-digits", "er", {"policy": "ring"})

@@ -220,14 +220,15 @@ def test_captured_is_what_is_called(name):
 
 
 @on_gpu
-@pytest.mark.parametrize("distill", [0.0, 0.5])
-def test_captured_finetuning_is_what_is_called(distill):
+@pytest.mark.parametrize(("distill", "policy"), [(0.0, "reservoir"), (0.5, "reservoir"), (0.5, "balanced")])
+def test_captured_finetuning_is_what_is_called(distill, policy):
     found = []
     for capture in (False, True):
         finetune = Finetune.k_fpf(
             10, steps=6, lr=0.05, distill=distill, batch=8, groups=("block1", "bn.affine", "bn.stats", "fc")
         )
-        found.append(run(SGD(), epochs=3, capture=capture, device="cuda", deterministic=True, finetune=finetune))
+        way = {"capture": capture, "device": "cuda", "deterministic": True}
+        found.append(run(SGD(), epochs=3, policy=policy, finetune=finetune, **way))
     called, replayed = found
     assert [(f.step, f.groups) for f in called.finetunings] == [(f.step, f.groups) for f in replayed.finetunings]
     for a, b in zip(called.finetunings, replayed.finetunings, strict=True):

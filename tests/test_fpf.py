@@ -292,6 +292,18 @@ def test_a_users_loss_grouping_and_forward():
     assert moved == grouping["last"]
 
 
+def test_a_balanced_buffer_keeps_a_rare_class():
+    y = torch.tensor([0] * 90 + [1] * 6 + [2] * 4)
+    held = []
+    for policy in ("reservoir", "balanced"):
+        fpf = FPF(networks.mlp(3, 4), capacity=12, policy=policy)
+        for labels in y.split(10):
+            fpf.observe(torch.rand(len(labels), 4), labels)
+        held.append(fpf.buffer["y"].bincount(minlength=3).tolist())
+    assert held[0][0] > 4
+    assert held[1] == [4, 4, 4]
+
+
 def test_inputs_by_name():
     class Keywords(nn.Module):
         def __init__(self):
@@ -382,6 +394,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         ({"window": 0}, "window is 0; it must be"),
         ({"batch": -1}, "batch is -1; it must be"),
         ({"lr": -0.1}, "lr is -0.1; it must be"),
+        ({"policy": "ring"}, "policy is 'ring'; it must be one of reservoir, balanced"),
         ({"groups": ["fc_3"]}, "no group named 'fc_3'; did you mean 'fc3'"),
         ({"groups": "fc33"}, "no group named 'fc33'; did you mean 'fc3'"),
         ({"groups": []}, "groups is empty"),

@@ -18,7 +18,7 @@ from forgetless.methods.sgd import SGD
 from forgetless.stream import Split, from_tensors
 from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
 from helpers import small_stream
-from test_engine import image_stream
+from test_engine import image_stream, spied
 
 STREAM = small_stream(per_class=30)
 
@@ -635,6 +635,38 @@ def test_the_pad_of_a_finetuning_is_checked_first():
     plain = from_tensors(x, y, [2])
     with pytest.raises(ValueError, match=r"it must be 0: an example has shape \(6,\), no image"):
         train(plain, SGD(), networks.mlp(2, inputs=6), buffer=40, finetune=Finetune(pad=1))
+
+
+def unequal_stream():
+    """Two tasks; of the four classes 60, 8, 30 and 4 examples."""
+    y = torch.repeat_interleave(torch.arange(4), torch.tensor([60, 8, 30, 4]))
+    x = torch.randn(len(y), 4, generator=torch.Generator().manual_seed(0)) + 3 * y[:, None]
+    return from_tensors(x, y, [2, 2])
+
+
+@pytest.mark.parametrize(("name", "finetune"), [("sgd", K_FPF), ("er", None)])
+def test_a_balanced_buffer_keeps_the_rare_classes(name, finetune):
+    counts = []
+    for policy in ("reservoir", "balanced"):
+        model = with_seed(lambda: networks.mlp(4, inputs=4, hidden=(8,)), 0)
+        method = spied(name)()
+        list(train(unequal_stream(), method, model, epochs=2, batch=6, buffer=16, policy=policy, finetune=finetune))
+        counts.append(method.learner.buffer["y"].bincount(minlength=4).tolist())
+    assert counts[0] != [4, 4, 4, 4]
+    assert counts[1] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("method", [GDumb, ICaRL])
+def test_a_policy_is_refused_where_the_method_fills_the_buffer_itself(method):
+    with pytest.raises(ValueError, match=f"policy is 'balanced', but {method.__name__} fills the buffer in a way of"):
+        run(method(), policy="balanced")
+
+
+def test_a_policy_without_a_buffer_or_of_another_name_is_refused():
+    with pytest.raises(ValueError, match="policy is 'balanced', but neither SGD nor a finetuning keeps a buffer"):
+        run(SGD(), policy="balanced")
+    with pytest.raises(ValueError, match="policy is 'ring'; it must be one of reservoir, balanced"):
+        run(ER(), policy="ring")
 
 
 def test_what_is_not_finetuned_is_told_by_its_reason():

@@ -127,9 +127,9 @@ def start(
     capture = on_gpu and not eager and is_own(network) and (is_own(method) or _keeps_contract(settings))
     return train(
         stream, method, network, epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
-        replay=settings.replay, buffer=settings.buffer, finetune=finetune, weight_decay=settings.weight_decay,
-        freeze=settings.freeze, anytime=settings.anytime, seed=settings.seed, device=settings.device,
-        precision=settings.precision, capture=capture, state=state,
+        replay=settings.replay, buffer=settings.buffer, policy=settings.policy, finetune=finetune,
+        weight_decay=settings.weight_decay, freeze=settings.freeze, anytime=settings.anytime, seed=settings.seed,
+        device=settings.device, precision=settings.precision, capture=capture, state=state,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+POLICIES = ("reservoir", "balanced")  # of a buffer
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,9 @@ def run(
     method: Annotated[str, typer.Argument(help="Likewise.")],
     network: Annotated[str | None, typer.Option(help="Likewise; default: the stream's.")] = None,
     buffer: Annotated[int | None, typer.Option(help="Examples the buffer holds.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Which: reservoir, of all seen alike, or balanced, equal shares of the classes.")
+    ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs for each task.")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
     replay: Annotated[int | None, typer.Option(help="Examples drawn from the buffer at a time.")] = None,
@@ -107,9 +110,9 @@ def run(
     """Train a METHOD on a STREAM. A method's own settings are options too: --alpha 0.2."""
     repair = _repair(fpf, k_fpf)
     given: dict[str, Any] = {
-        "network": network, "buffer": buffer, "epochs": epochs, "batch": batch, "replay": replay, "lr": lr,
-        "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "ft_pad": ft_pad, "kd": kd,
-        "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
+        "network": network, "buffer": buffer, "policy": policy, "epochs": epochs, "batch": batch, "replay": replay,
+        "lr": lr, "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "ft_pad": ft_pad,
+        "kd": kd, "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
         "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
         "precision": precision, "repair": None if repair == "none" else repair,
     }  # fmt: skip

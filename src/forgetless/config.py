@@ -10,7 +10,16 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from numbers import Integral, Real
 from typing import Any
 
-from forgetless.catalogue import METHOD_SETTINGS, METHODS, NETWORKS, PRECISIONS, check_name, check_settings, nearest
+from forgetless.catalogue import (
+    METHOD_SETTINGS,
+    METHODS,
+    NETWORKS,
+    POLICIES,
+    PRECISIONS,
+    check_name,
+    check_settings,
+    nearest,
+)
 from forgetless.checks import check_number, check_seed, check_whole
 from forgetless.presets import preset
 
@@ -25,6 +34,7 @@ class Settings:
     method: str
     network: str = "mlp"
     buffer: int = 500
+    policy: str = "reservoir"
     epochs: int = 1
     batch: int = 32
     replay: int = 32
@@ -88,7 +98,7 @@ class Settings:
         return Settings(**{name: _typed(name, value) for name, value in values.items()})
 
 
-_LATER = {"precision": "fp32", "anytime": False, "ft_pad": 0}
+_LATER = {"precision": "fp32", "anytime": False, "ft_pad": 0, "policy": "reservoir"}
 
 
 def _is_whole(value: Any) -> bool:
@@ -120,7 +130,7 @@ _WORD: Kind = (_is_word, str, "a word")
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("buffer", "epochs", "batch", "replay", "every", "steps", "ft_pad", "seed"), WHOLE),
     **dict.fromkeys(("lr", "weight_decay", "ft_lr", "kd", "threshold"), NUMBER),
-    **dict.fromkeys(("stream", "method", "network", "repair", "device", "precision"), _WORD),
+    **dict.fromkeys(("stream", "method", "network", "repair", "policy", "device", "precision"), _WORD),
     **dict.fromkeys(("validation", "anytime"), SWITCH),
     "options": (lambda value: isinstance(value, Mapping), dict, "the method's own settings by name"),
     "order": (
@@ -200,8 +210,9 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     values.setdefault("replay", values.get("batch", Settings.batch))
     if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
         values["precision"], sources["precision"] = "bf16", "default on a GPU"
-    if values.get("precision", "fp32") not in PRECISIONS:
-        raise ValueError(f"precision is {values['precision']!r}; it must be one of {', '.join(PRECISIONS)}")
+    for name, known in (("precision", PRECISIONS), ("policy", POLICIES)):
+        if name in values and values[name] not in known:
+            raise ValueError(f"{name} is {values[name]!r}; it must be one of {', '.join(known)}")
     _check_ranges(values)
     values.update(stream=stream, method=method, options=options)
     return Settings.from_dict(values), sources

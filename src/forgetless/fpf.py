@@ -42,7 +42,9 @@ class FPF:
 
     Args:
         model: any ``nn.Module`` that gives logits; compiled or wrapped ones too
-        capacity: examples the buffer holds (reservoir sampling over all that is observed)
+        capacity: examples the buffer holds
+        policy: which: "reservoir", a uniform sample of all that is observed; "balanced", equal shares of the classes
+            in ``y``, so that rare ones are among them
         every: τ, the training steps between two finetunings (k-FPF); None: only in ``finish()`` (FPF)
         steps: steps of one finetuning; default 300 without ``every``, 100 with it
         lr: learning rate of the finetuning, annealed to 0 by a cosine
@@ -62,7 +64,7 @@ class FPF:
             ``model`` is then what is inside ``DistributedDataParallel``
         autocast: dtype of the finetuning's forward pass, say torch.bfloat16
         device: where the buffer is kept; default: with the network's parameters
-        seed: of the reservoir, the draws, and of augmentation and dropout while finetuning
+        seed: of the buffer, the draws, and of augmentation and dropout while finetuning
         process_group: the processes that train this network together (``DistributedDataParallel``); default: all of
             them, where ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are those of all together:
             each process keeps its part of the buffer, from the batches it observes, and draws its part of a batch.
@@ -86,6 +88,7 @@ class FPF:
         lr: float = 0.05,
         distill: float = 0.0,
         *,
+        policy: str = "reservoir",
         batch: int = 32,
         groups: str | Collection[str] = "auto",
         threshold: float | None = None,
@@ -120,7 +123,7 @@ class FPF:
         threshold = threshold if threshold is not None else (1.0 if every is None else 0.3)
         self._selection = Selection(network, groups, threshold, grouping, head)
         self._where = None if device is None else find_device(device)
-        self._capacity, self._seed, self._group = capacity, seed, process_group
+        self._capacity, self._policy, self._seed, self._group = capacity, policy, seed, process_group
         self._join()
         self._tracker = Tracker(network, self._selection.tracked, agree=self._mean)
         self._detect, self._detector = bool(detect), Detector() if detect else None
@@ -138,7 +141,8 @@ class FPF:
         self.processes = Processes(self._group)
         where = self._where or next(unwrap(self.model).parameters()).device
         seed = self._seed + 1_000_003 * self.processes.rank
-        self.buffer = Buffer(self.processes.share(self._capacity, "capacity"), device=where, seed=seed)
+        capacity = self.processes.share(self._capacity, "capacity")
+        self.buffer = Buffer(capacity, policy=self._policy, device=where, seed=seed)
         self._generator = torch.Generator(where).manual_seed(seed + 1)
         self._share = self.processes.share(self.batch, "batch")
 
@@ -155,7 +159,7 @@ class FPF:
         self._tracker.start()  # weights may have been loaded; processes take over those of one of them when they meet
 
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
-        """Once after each ``optimizer.step()``: track, finetune if it is time, then let the reservoir take the batch.
+        """Once after each ``optimizer.step()``: track, finetune if it is time, then let the buffer take the batch.
 
         ``x`` as it is before augmentation, ``y`` its labels, ``logits`` the network's output of this step's forward
         pass (needed with ``distill``). Gives what the finetuning did, if there was one.

@@ -15,5 +15,5 @@ def available() -> bool:
 
 
 def serve(x: Tensor) -> bool:
-    """Whether they can be used for this tensor."""
-    return x.is_cuda and available()
+    """Whether they can be used for this tensor; within ``torch.compile`` torch writes its own."""
+    return x.is_cuda and not torch.compiler.is_compiling() and available()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import dynamics, finetuning
-from forgetless.buffer import Buffer
+from forgetless.buffer import Buffer, check_policy
 from forgetless.checks import check_number, check_seed, check_whole
 from forgetless.engine import Engine
 from forgetless.evaluation import Accuracies, evaluate
@@ -177,6 +177,7 @@ def train(
     lr: float = 0.1,
     replay: int | None = None,
     buffer: int = 0,
+    policy: str = "reservoir",
     weight_decay: float = 0.0,
     finetune: Finetune | None = None,
     freeze: str | Collection[str] = (),
@@ -193,6 +194,8 @@ def train(
 
     replay     examples drawn from the buffer at a time (default: ``batch``)
     buffer     examples the buffer holds; 0 where neither the method nor ``finetune`` needs one
+    policy     what the buffer keeps of the batches: ``reservoir``, a uniform sample of all seen, or ``balanced``, equal
+               shares of the classes; not for methods that fill it in a way of their own
     finetune   FPF or k-FPF beside the method: see ``Finetune``
     freeze     groups of parameters that no longer move after the first task (the paper's freeze study)
     anytime    after each task evaluate what an end of the stream there would have given: the finetuning at the end, or
@@ -206,7 +209,7 @@ def train(
     """
     check_run(
         stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer,
-        weight_decay=weight_decay, seed=seed, finetune=finetune,
+        policy=policy, weight_decay=weight_decay, seed=seed, finetune=finetune,
     )  # fmt: skip
     engine = Engine(
         device,
@@ -218,8 +221,8 @@ def train(
     frozen = (freeze,) if isinstance(freeze, str) else tuple(freeze)
     training = _Training(
         stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay or batch, capacity=buffer,
-        weight_decay=weight_decay, settings=finetune, freeze=frozen, anytime=anytime, seed=seed, engine=engine,
-        resident=resident,
+        policy=policy, weight_decay=weight_decay, settings=finetune, freeze=frozen, anytime=anytime, seed=seed,
+        engine=engine, resident=resident,
     )  # fmt: skip
     return Run(training, state)
 
@@ -239,6 +242,7 @@ def check_run(
     lr: float,
     replay: int | None,
     buffer: int,
+    policy: str,
     weight_decay: float,
     seed: int,
     finetune: Finetune | None,
@@ -269,6 +273,11 @@ def check_run(
         raise ValueError(
             f"buffer is {buffer}; {drawn} examples are drawn at a time ({given}), so it must be {drawn} or more"
         )
+    check_policy(policy)
+    if policy != "reservoir" and method.memory in ("balanced", "own"):
+        raise ValueError(f"policy is {policy!r}, but {name} fills the buffer in a way of its own: leave it out")
+    if policy != "reservoir" and method.memory == "none" and finetune is None:
+        raise ValueError(f"policy is {policy!r}, but neither {name} nor a finetuning keeps a buffer: leave it out")
     if finetune is None:
         return
     finetune.check()
@@ -298,6 +307,7 @@ class _Training:
         lr: float,
         replay: int,
         capacity: int,
+        policy: str,
         weight_decay: float,
         settings: Finetune | None,
         freeze: tuple[str, ...],
@@ -308,7 +318,8 @@ class _Training:
     ) -> None:
         self.stream, self.method, self.network, self.engine = stream, method, network, engine
         self.epochs, self.batch, self.lr, self.replay = epochs, batch, lr, replay
-        self.capacity, self.weight_decay, self.settings, self.freeze = capacity, weight_decay, settings, freeze
+        self.capacity, self.policy, self.weight_decay = capacity, policy, weight_decay
+        self.settings, self.freeze = settings, freeze
         self.anytime, self.seed, self._resident = anytime, seed, resident
         self.resumable = False
         self.step = self.number = self.epoch = self.index = 0  # steps made; of this task, epoch and batch, from 0
@@ -338,7 +349,7 @@ class _Training:
         self.buffer = None
         generator = engine.generator(self.seed + 1)  # also without a buffer: the state of a run with one then fits
         if memory != "none":
-            policy = "balanced" if memory == "balanced" else "reservoir"
+            policy = "balanced" if memory == "balanced" else self.policy
             self.buffer = Buffer(self.capacity, policy=policy, device=engine.device, generator=generator)
         self.columns = set(method.columns)
         if self.settings is not None and self.settings.distill:
