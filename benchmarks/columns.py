@@ -133,7 +133,6 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]},
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2], **BALANCED},
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [6], **BALANCED},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "every": [50], **BALANCED},
         ],
         "fpf+er": [
             {"ft_lr": [0.1, 0.03, 0.3]},
@@ -166,8 +165,6 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.15], "ft_lr": [0.1, 0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
             {"lr": [0.2], "ft_lr": [0.15], "every": [500], "kd": [0.2], "threshold": [0.1]},
             {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.2], "threshold": [0.1], "ft_pad": [2, 4]},
-            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED},
-            {"lr": [0.1], "ft_lr": [0.1], "every": [500], "kd": [0.2], "threshold": [0.1], "ft_pad": [2], **BALANCED},
         ],
         "k-fpf+masked": [
             {**DENSE, "lr": [0.03, 0.1], "ft_lr": [0.05, 0.1], "kd": [0.1]},
@@ -233,12 +230,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf+masked": [
             {**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], **BALANCED},
         ],
-        "k-fpf-dense": [
-            {**DENSE, "lr": [0.03], "kd": [0.0, 0.1]},
-            {**DENSE, "lr": [0.03], "kd": [0.1], **BALANCED},
-        ],
+        "k-fpf-dense": [{**DENSE, "lr": [0.03], "kd": [0.0, 0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [
             {"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]},
@@ -255,12 +248,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03], "threshold": [0.1]}],
         "k-fpf+masked": [
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], **BALANCED},
         ],
-        "k-fpf-dense": [
-            {**DENSE, "lr": [0.03], "kd": [0.0, 0.1]},
-            {**DENSE, "lr": [0.03], "kd": [0.1], **BALANCED},
-        ],
+        "k-fpf-dense": [{**DENSE, "lr": [0.03], "kd": [0.0, 0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.1], "threshold": [0.1]}],
@@ -307,13 +296,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+derpp": [{"ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+er": [{"ft_lr": [0.3], "threshold": [1.0]}],
         "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
-        "k-fpf-kd": [
-            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]},
-            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED},
-        ],
-        "k-fpf+masked": [
-            {"lr": [0.03], "ft_lr": [0.05], "every": [500, 250], "kd": [0.2], "threshold": [0.1], **BALANCED},
-        ],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
+        "k-fpf+masked": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED}],
     },
     "seq-cifar10-vgg11": {  # no batch norm: smaller learning rates
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.01, 0.03], "every": [500], "threshold": [0.3, 0.1]}],
@@ -474,15 +458,15 @@ def finals(buffer: int, arguments: argparse.Namespace) -> list[Settings]:
     ]
 
 
-def copy(settings: Settings, work: Path, folder: Path) -> None:
-    """The record of a run, less what takes room."""
+def copy(settings: Settings, work: Path, folder: Path, *, whole: bool = False) -> None:
+    """The record of a run, less what takes room unless it is wanted ``whole``."""
     made = record.find(work, settings)
     if made is None:
         print(f"no record of {settings.label} seed {settings.seed}")
         return
     target = record.path(folder, settings)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(made.to_dict() | {"tensor_changes": {}}) + "\n")
+    target.write_text(json.dumps(made.to_dict() | ({} if whole else {"tensor_changes": {}})) + "\n")
 
 
 def keep(arguments: argparse.Namespace) -> None:

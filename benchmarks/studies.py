@@ -5,6 +5,7 @@
 
 ``run`` trains what ``forgetless reproduce freeze`` plans, in lanes; ``keep`` copies the records, less what takes room,
 into results/studies/. What has a record in FOLDER is not done again. ``--points`` leaves out lines of a figure.
+``bn-dynamics`` and ``filter-dynamics`` are kept whole, since they are about single tensors.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from pathlib import Path
 
 from columns import RESULTS, copy, run
 from forgetless.config import Settings
+from forgetless.filters import measure
 from forgetless.reproduce import Options, runs
 from forgetless.studies import ITEMS
+
+WHOLE = ("bn-dynamics", "filter-dynamics")
 
 
 def planned(arguments: argparse.Namespace) -> list[Settings]:
@@ -47,11 +51,14 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
-    if arguments.what == "run":
+    if arguments.what == "run" and ITEMS[arguments.item].filters:
+        for one in runs(ITEMS[arguments.item].lines(Options(stream=arguments.stream, device=arguments.device))):
+            measure(one, arguments.work)
+    elif arguments.what == "run":
         run(planned(arguments), arguments)
-        return
-    for settings in planned(arguments):
-        copy(settings, arguments.work, RESULTS / "studies")
+    else:
+        for settings in planned(arguments):
+            copy(settings, arguments.work, RESULTS / "studies", whole=arguments.item in WHOLE)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ def test_k_fpf_around_masked_distils_and_repairs_often():
     }  # fmt: skip
     assert found["every"][1] == "k-fpf around masked"
     assert found["kd"][1] == "searched on validation, k-fpf+masked, buffer 500"
-    assert preset("seq-tinyimagenet", "masked", "k-fpf", 500)["kd"] == (0.1, "k-fpf around masked")
+    assert preset("seq-mnist", "masked", "k-fpf", 500)["kd"] == (0.1, "k-fpf around masked")
+    source = "measured, not searched for, k-fpf+masked"
+    assert preset("seq-tinyimagenet", "masked", "k-fpf", 200)["policy"] == ("balanced", source)
     assert "kd" not in preset("seq-cifar10", "masked", "fpf", 500)
     assert resolve("seq-cifar10", "masked", {"repair": "k-fpf"})[0].label == "k-fpf-kd+masked"
     assert resolve("seq-cifar10", "masked", {"repair": "k-fpf", "kd": 0.0})[0].label == "k-fpf-ce+masked"

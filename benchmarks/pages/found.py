@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -72,6 +73,12 @@ def chosen_rows(stream: str, buffer: int) -> dict[str, Any]:
     return found
 
 
+def uncropped(stream: str, buffer: int) -> dict[str, list[float]]:
+    """Accuracies, by row, of the rows that finetune on crops, from when they did not."""
+    rows = read("uncropped.json")["rows"]
+    return {row["row"]: row["accuracies"] for row in rows if (row["stream"], row["buffer"]) == (stream, buffer)}
+
+
 def tried(stream: str, buffer: int, row: str) -> list[dict[str, Any]]:
     """The points of a row's grid, each with its accuracy on validation, with the first seed."""
     grid: list[dict[str, Any]] = chosen_rows(stream, buffer)[row]["grid"]
@@ -125,11 +132,15 @@ def settings(records: list[record.Record]) -> str:
     )
     values = {name: first[name] for name in names} | first["options"]
     if first["repair"] != "none":
-        values |= {name: first[name] for name in ("ft_lr", "ft_pad", "every", "kd") if first.get(name)}
+        values |= {name: first[name] for name in ("ft_lr", "ft_pad", "every", "kd", "policy") if first.get(name)}
         if first["threshold"] != {"fpf": 1.0, "k-fpf": 0.3}[first["repair"]]:
             values["threshold"] = first["threshold"]
         if first["groups"] != "auto":
             values["groups"] = " ".join(first["groups"])
+    return listed(values)
+
+
+def listed(values: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()
     )

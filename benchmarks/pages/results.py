@@ -17,12 +17,14 @@ from pages.found import (
     chosen_rows,
     confirmed,
     finetuned,
+    listed,
     measured,
     rows,
     settings,
     standard_error,
     tflops,
     trained_elsewhere,
+    uncropped,
     unfinished,
 )
 
@@ -143,7 +145,7 @@ def column(stream: str, buffer: int) -> list[str]:
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/test_training.py` shows that they are the same)."
         + "".join(
-            f" The two best points of {row} were compared with {seeds} seeds on validation (`columns.py confirm`)."
+            f" The best points of {row} were compared with {seeds} seeds on validation (`columns.py confirm`)."
             for row, seeds in confirmed(stream, buffer).items()
         )
         + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else "")
@@ -153,9 +155,13 @@ def column(stream: str, buffer: int) -> list[str]:
             else ""
         ),
         *(
-            f"The search has since found a better point for {row} ({' '.join(f'{k} {v:g}' for k, v in point.items())}: {best:.1f} % on validation, "
+            f"The search has since found a better point for {row} ({listed(point)}: {best:.1f} % on validation, "
             f"{taken:.1f} % with the one below), whose final runs are missing."
             for row, (point, best, taken) in unfinished(stream, buffer).items()
+        ),
+        *(
+            f"Finetuned on crops (`ft_pad`), which the paper does not have: {row}; on images as in training {mean(bare):.2f} ± {stdev(bare):.2f}."
+            for row, bare in uncropped(stream, buffer).items()
         ),
         f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum."
         + (BEFORE_MASKED.format(those="Those" if early == len(masked) else f"{early} of those") if early else "")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from forgetless import record, targets
 from forgetless.reproduce import Measured, Options, measure
-from forgetless.studies import ITEMS
+from forgetless.studies import ITEMS, movement
 from forgetless.studies.tables import chosen_and_all
 from pages.found import DOCS, HERE, chosen_rows, measured, read
 from pages.results import table
@@ -29,13 +29,12 @@ def page() -> str:
         "",
         "The tables and figures of the paper beside [the main one](results.md), from the records in `results`; `python benchmarks/tables.py` writes this page.",
         "Each item is planned by `forgetless reproduce`, which trains just these runs; on one H200, bf16, buffer 500 unless said otherwise. The settings are those that the",
-        "main table's search chose, not searched for again here, except for VGG-11 and the learning rates of k-FPF with 50 epochs. Two figures are not measured: those of batch norm",
-        "by stage and of single filters (`bn-dynamics`, `filter-dynamics`).",
+        "main table's search chose, not searched for again here, except for VGG-11 and the learning rates of k-FPF with 50 epochs.",
         "",
         f"Where there is one seed: on Seq-PathMNIST, buffer 500, seeds of a row of the main table have standard deviations of {min(spread):.1f} to {max(spread):.1f} points (SGD and JOINT aside), so that",
         "a smaller difference says little.",
     ]
-    for section in (many_epochs, vgg, fpf_all, frozen, parameters, k_tau, buffer_epochs):
+    for section in (many_epochs, vgg, fpf_all, frozen, parameters, k_tau, buffer_epochs, stages, filters):
         lines += ["", *section()]
     return "\n".join(lines) + "\n"
 
@@ -43,7 +42,7 @@ def page() -> str:
 def pictures() -> None:
     from forgetless import figures
 
-    for item in ("parameters", "k-tau", "buffer-epochs"):
+    for item in ("parameters", "k-tau", "buffer-epochs", "bn-dynamics", "filter-dynamics"):
         own = found(item)
         if own and ITEMS[item].findings(own):
             for name, picture in ITEMS[item].draw(own).items():
@@ -209,6 +208,46 @@ def buffer_epochs() -> list[str]:
     return [*lines, "", *reported("buffer-epochs", own, plain(own)), "", drawn]
 
 
+def stages() -> list[str]:
+    own = found("bn-dynamics")
+    by_stage = [movement.stages(made) for made in own[0].records]
+    rows = [
+        [stage, *(f"{mean(one[stage][task] for one in by_stage):.2g}" for task in range(len(changes)))]
+        for stage, changes in by_stage[0].items()
+    ]
+    made = lined(["", *(f"to task {task + 2}" for task in range(len(rows[0]) - 1))], rows)
+    return [
+        "## Batch norm by stage",
+        "",
+        "Weights and biases of batch norm, mean absolute change from one task to the next: ResNet-18 on Seq-CIFAR-10, plain SGD, those of the shortcuts left out.",
+        "",
+        *reported("bn-dynamics", own, made),
+        "",
+        "![batch norm by stage](study-bn-dynamics-bn.svg)",
+    ]
+
+
+def filters() -> list[str]:
+    own = found("filter-dynamics")
+    changes = own[0].records[0].details["filters"]
+    rows = []
+    for layer, moved in changes.items():
+        within, across = (sorted(moved[kind]) for kind in ("within", "across"))
+        tenth = across[len(across) * 9 // 10]
+        cells = [f"{median(within):.2g}", f"{median(across):.2g}", f"{tenth:.2g}", f"{across[-1]:.2g}"]
+        rows.append([layer, str(len(across)), *cells])
+    names = ["", "filters", "median within a task", "median as it changes", "exceeded by a tenth then", "largest then"]
+    return [
+        "## Single filters",
+        "",
+        "Mean absolute change of each filter of VGG-11 on Seq-CIFAR-10, plain SGD: from epoch to epoch of a task, and from the last of a task to the first of the next.",
+        "",
+        *reported("filter-dynamics", own, lined(names, rows)),
+        "",
+        "![how the changes of filters are distributed](study-filter-dynamics-filters.svg)",
+    ]
+
+
 def accuracies(own: Sequence[Measured]) -> list[Measured]:
     return [one for one in own if one.line.metric == "accuracy"]
 
@@ -256,9 +295,11 @@ def reported(command: str, own: Sequence[Measured], rows: Sequence[str]) -> list
     records: list[record.Record] = [made for one in own for made in one.records]
     seeds = max(len(one.records) for one in own)
     minutes = sum(made.seconds["total"] for made in {made.id: made for made in records}.values()) / 60
+    took = f"{minutes:.0f} minutes" if minutes > 2 else f"{60 * minutes:.0f} seconds"
     item = command.partition(" ")[0]
+    seeded = "" if "seeds" in ITEMS[item].without else f" --seeds {seeds}"
     return [
-        f"`forgetless reproduce {command} --seeds {seeds} --device cuda`; torch {records[0].versions['torch']}, {minutes:.0f} minutes in sum, up to eight runs side by side.",
+        f"`forgetless reproduce {command}{seeded} --device cuda`; torch {records[0].versions['torch']}, {took} in sum, up to eight runs side by side.",
         "",
         *rows,
         "",
