@@ -221,8 +221,8 @@ CARRIED: Mapping[str, Mapping[str, Values]] = {
     "seq-tinyimagenet": {"k-fpf+masked": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "kd": 0.2, "policy": "balanced"}},
 }
 
-# Searched for, with buffer 500, for a network that is not the stream's own. VGG-11 has no batch norm, and diverges with a
-# ResNet's learning rates; iCaRL's is the second best, since with the best, 0.1, all final runs diverged.
+# Searched for, with buffer 500, for a network that is not the stream's own. VGG-11 has no batch norm, and diverges with
+# a ResNet's learning rates; iCaRL's is the second best, since with the best, 0.1, all final runs diverged.
 SEARCHED_FOR: Mapping[tuple[str, str], Mapping[str, Values]] = {
     ("seq-cifar10", "vgg11"): {
         "k-fpf+sgd": {"lr": 0.01, "ft_lr": 0.01, "every": 500, "threshold": 0.1},
