@@ -1,12 +1,13 @@
 import dataclasses
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from forgetless import catalogue, reproduce, studies
 from forgetless.reproduce import Line, Measured, Options
-from forgetless.studies import ITEMS
+from forgetless.studies import ITEMS, movement
 from forgetless.targets import targets
 
 
@@ -225,3 +226,16 @@ def test_an_item_of_which_runs_have_failed_still_answers(name, records):
         assert len(ITEMS[name].findings(left)) <= len(whole)
         ITEMS[name].findings([found[missing]])
     assert ITEMS[name].draw(found[:1]) is not None
+
+
+def test_what_the_filters_say_is_worked_by_hand():
+    filters = {
+        "conv1": {"within": [1.0, 1.0, 1.0, 1.0], "across": [1.0, 1.0, 1.5, 9.0]},  # median 1.25; one beyond twice that
+        "conv2": {"within": [0.1, 0.1, 0.1, 0.1], "across": [0.3, 0.3, 0.3, 0.1]},  # three of four beyond twice within
+    }
+    made = SimpleNamespace(records=[SimpleNamespace(details={"filters": filters})])
+    bottom, tail, jumps = movement.filter_findings([made])
+    assert (bottom.holds, tail.holds, jumps.holds) == (True, False, False)
+    assert bottom.numbers == "medians: conv1 1.2, conv2 0.3"
+    assert tail.numbers == "conv1 25%, conv2 0%"
+    assert jumps.numbers == "conv1 25%, conv2 75%"

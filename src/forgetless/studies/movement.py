@@ -167,6 +167,11 @@ def filter_findings(found: Sequence[Measured]) -> list[Finding]:
         layer: sum(change > 2 * typical[layer] for change in changes["across"]) / len(changes["across"])
         for layer, changes in filters.items()
     }
+    jumps = {
+        layer: sum(across > 2 * within for within, across in zip(changes["within"], changes["across"], strict=True))
+        / len(changes["across"])
+        for layer, changes in filters.items()
+    }
     first, *_, last = typical.values()
     return [
         Finding(
@@ -179,6 +184,12 @@ def filter_findings(found: Sequence[Measured]) -> list[Finding]:
             "much as the median",
             0 < max(shares.values()) < 0.25,
             ", ".join(f"{layer} {share:.0%}" for layer, share in shares.items()),
+        ),
+        Finding(
+            "when tasks shift, no more than a quarter of the filters of each layer changes more than twice as much as "
+            "within a task",
+            max(jumps.values()) <= 0.25,
+            ", ".join(f"{layer} {share:.0%}" for layer, share in jumps.items()),
         ),
     ]
 
