@@ -302,6 +302,13 @@ def test_a_balanced_buffer_keeps_a_rare_class():
         held.append(fpf.buffer["y"].bincount(minlength=3).tolist())
     assert held[0][0] > 4
     assert held[1] == [4, 4, 4]
+    again = FPF(networks.mlp(3, 4), capacity=12, policy="balanced")
+    again.load_state_dict(fpf.state_dict())
+    assert torch.equal(again.buffer["y"], fpf.buffer["y"])
+    other = FPF(networks.mlp(3, 4), capacity=12)
+    with pytest.raises(ValueError, match="the state has policy 'balanced'; this buffer has 'reservoir'"):
+        other.load_state_dict(fpf.state_dict())
+    assert not len(other.buffer)
 
 
 def test_inputs_by_name():
@@ -329,13 +336,14 @@ def test_frozen_parameters_are_neither_tracked_nor_finetuned():
         FPF(model, groups=["fc1"])
 
 
-def test_a_restored_run_goes_on_bit_for_bit(tmp_path, device):
+@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+def test_a_restored_run_goes_on_bit_for_bit(tmp_path, device, policy):
     shape = (16,)
 
     def build():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)).to(device)
-        fpf = FPF(model, 40, every=25, steps=10, distill=0.3, window=5, seed=7)
+        fpf = FPF(model, 40, every=25, steps=10, distill=0.3, policy=policy, window=5, seed=7)
         return model, fpf, torch.optim.SGD(model.parameters(), lr=0.1)
 
     def go(model, fpf, optimizer, batches):

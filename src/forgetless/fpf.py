@@ -260,7 +260,8 @@ class FPF:
             raise ValueError(
                 f"distill is {self.distill}, but the buffer of the state {kept} logits: it was saved with another"
             )
-        buffer = Buffer(self.buffer.capacity, device=self.buffer.device, seed=self.buffer.seed)
+        own = self.buffer
+        buffer = Buffer(own.capacity, policy=own.policy, device=own.device, seed=own.seed)
         buffer.load_state_dict(state["buffer"])
         self._tracker.load_state_dict(state["tracker"])
         self.buffer = buffer  # only now, so that a state which does not fit changes nothing
