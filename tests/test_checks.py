@@ -3,13 +3,19 @@ import math
 import numpy
 import pytest
 
-from forgetless.checks import check_number, check_seed, check_whole
+from forgetless.checks import check_number, check_one_of, check_seed, check_whole
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, "1", True, None])
 def test_what_is_no_whole_number_of_one_or_more_is_named(value):
     with pytest.raises(ValueError, match=f"steps is {value!r}; it must be a whole number of 1 or more"):
         check_whole("steps", value)
+
+
+def test_what_is_none_of_the_words_is_named_with_them():
+    check_one_of("policy", "balanced", ("reservoir", "balanced"))
+    with pytest.raises(ValueError, match=r"policy is \['balanced'\]; it must be one of reservoir, balanced"):
+        check_one_of("policy", ["balanced"], ("reservoir", "balanced"))
 
 
 def test_numbers_of_numpy_are_numbers():

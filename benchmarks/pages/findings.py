@@ -371,7 +371,7 @@ def crops() -> list[str]:
         )
     lines += [
         "",
-        "Not with crops: k-FPF-CE, k-FPF-KD with 500 images, FPF after another method than ER; they may gain too. Validation on Seq-OrganAMNIST, one seed, k-FPF-KD around `masked` with the rates and λ that were chosen:",
+        "Not with crops: k-FPF-CE, k-FPF-KD around plain SGD with 500 images, FPF after another method than ER; they may gain too. Validation on Seq-OrganAMNIST, one seed, k-FPF-KD around `masked` with the rates and λ that were chosen:",
         "",
         "| buffer | every | as they are | `ft_pad` 2 | `ft_pad` 4 |",
         "| --- | --- | --- | --- | --- |",

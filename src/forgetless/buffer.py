@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forgetless import kernels
 from forgetless.catalogue import POLICIES
-from forgetless.checks import check_seed, check_whole
+from forgetless.checks import check_one_of, check_seed, check_whole
 
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
 
@@ -110,11 +110,6 @@ def restore_generator(generator: torch.Generator | None, state: Tensor | None) -
     generator.set_state(state.cpu())
 
 
-def check_policy(policy: str) -> None:
-    if policy not in POLICIES:
-        raise ValueError(f"policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
-
-
 class Buffer:
     """At most ``capacity`` examples, each a row over named columns (say ``x``, ``y``, ``logits``, ``task``).
 
@@ -133,7 +128,7 @@ class Buffer:
         generator: torch.Generator | None = None,
     ) -> None:
         check_whole("capacity", capacity)
-        check_policy(policy)
+        check_one_of("policy", policy, POLICIES)
         check_seed(seed)
         self.capacity = int(capacity)
         self.policy = policy

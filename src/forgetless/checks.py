@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -13,6 +14,12 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
     """An error unless ``value`` is a whole number of ``least`` or more, numpy's included."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of {least} or more")
+
+
+def check_one_of(name: str, value: object, known: Iterable[str]) -> None:
+    """An error unless ``value`` is one of these words."""
+    if value not in (words := tuple(known)):
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(words)}")
 
 
 def check_seed(value: object, name: str = "seed") -> None:

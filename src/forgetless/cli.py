@@ -19,7 +19,7 @@ from rich.table import Table
 
 import forgetless
 from forgetless import catalogue, page, record, report
-from forgetless.checks import own_frames
+from forgetless.checks import check_one_of, own_frames
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule
 
@@ -147,8 +147,8 @@ def _tell(found: record.Record, file: Path, *, as_json: bool) -> None:
 
 
 def _check_log(log: str | None) -> None:
-    if log not in (None, *LOGGERS):
-        raise ValueError(f"log is {log!r}; it must be one of {', '.join(LOGGERS)}")
+    if log is not None:
+        check_one_of("log", log, LOGGERS)
 
 
 @app.command()

@@ -20,7 +20,7 @@ from forgetless.catalogue import (
     check_settings,
     nearest,
 )
-from forgetless.checks import check_number, check_seed, check_whole
+from forgetless.checks import check_number, check_one_of, check_seed, check_whole
 from forgetless.presets import preset
 
 REPAIRS = ("none", "fpf", "k-fpf")
@@ -179,8 +179,7 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
         if _is_whole(given.get(name)):
             given[name] = float(given[name])
     repair = given.get("repair", "none")
-    if repair not in REPAIRS:
-        raise ValueError(f"repair is {repair!r}; it must be one of {', '.join(REPAIRS)}")
+    check_one_of("repair", repair, REPAIRS)
     if "network" in given:
         check_name("network", given["network"])
     buffer = given.get("buffer", preset(stream, method, repair, 500).get("buffer", (500, ""))[0])
@@ -210,9 +209,8 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     values.setdefault("replay", values.get("batch", Settings.batch))
     if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
         values["precision"], sources["precision"] = "bf16", "default on a GPU"
-    for name, known in (("precision", PRECISIONS), ("policy", POLICIES)):
-        if name in values and values[name] not in known:
-            raise ValueError(f"{name} is {values[name]!r}; it must be one of {', '.join(known)}")
+    check_one_of("precision", values.get("precision", Settings.precision), PRECISIONS)
+    check_one_of("policy", values.get("policy", Settings.policy), POLICIES)
     _check_ranges(values)
     values.update(stream=stream, method=method, options=options)
     return Settings.from_dict(values), sources

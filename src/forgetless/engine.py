@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from forgetless.catalogue import PRECISIONS
+from forgetless.checks import check_one_of
 from forgetless.networks import MLP
 
 T = TypeVar("T")
@@ -281,8 +282,7 @@ def find_device(name: torch.device | str) -> torch.device:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """An error unless this device computes in this precision at speed."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    check_one_of("precision", precision, PRECISIONS)
     if device.type != "cpu":
         return
     if precision == "tf32":

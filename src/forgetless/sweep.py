@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetless import record
-from forgetless.checks import check_whole
+from forgetless.checks import check_one_of, check_whole
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule, check_folder
 
@@ -171,8 +171,7 @@ def sweep(
     retry    also those that failed in an earlier sweep
     schedule when a run leaves checkpoints; from one it goes on
     """
-    if on not in PLACES:
-        raise ValueError(f"on is {on!r}; it must be one of {', '.join(PLACES)}")
+    check_one_of("on", on, PLACES)
     for name, value in (("workers", workers), ("lanes", lanes)):
         if value is not None:
             check_whole(name, value)

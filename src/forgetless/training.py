@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from forgetless import dynamics, finetuning
-from forgetless.buffer import Buffer, check_policy
-from forgetless.checks import check_number, check_seed, check_whole
+from forgetless.buffer import Buffer
+from forgetless.catalogue import POLICIES
+from forgetless.checks import check_number, check_one_of, check_seed, check_whole
 from forgetless.engine import Engine
 from forgetless.evaluation import Accuracies, evaluate
 from forgetless.feed import Feed, batch_sizes
@@ -273,7 +274,7 @@ def check_run(
         raise ValueError(
             f"buffer is {buffer}; {drawn} examples are drawn at a time ({given}), so it must be {drawn} or more"
         )
-    check_policy(policy)
+    check_one_of("policy", policy, POLICIES)
     if policy != "reservoir" and method.memory in ("balanced", "own"):
         raise ValueError(f"policy is {policy!r}, but {name} fills the buffer in a way of its own: leave it out")
     if policy != "reservoir" and method.memory == "none" and finetune is None:
