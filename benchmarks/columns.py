@@ -62,6 +62,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.01, 0.03], "ft_lr": [0.03, 0.05, 0.075], "every": [500]},
             {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "threshold": [0.1, 0.0]},
             {"lr": [0.03, 0.05], "ft_lr": [0.05, 0.075], "every": [500], "threshold": [0.1]},
+            {"lr": [0.01, 0.03], "ft_lr": [0.03], "every": [250], "threshold": [0.1]},
+            {"lr": [0.03, 0.05], "ft_lr": [0.05], "every": [250], "threshold": [0.1]},
         ],
         "k-fpf-kd": [
             {"lr": [0.01], "ft_lr": [0.03, 0.05], "every": [500], "kd": [0.1, 0.5]},
@@ -82,6 +84,10 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
                 "ft_pad": [6],
                 **BALANCED,
             },
+            {"lr": [0.01, 0.03], "ft_lr": [0.03], "every": [250], "kd": [0.05], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [250], "kd": [0.05, 0.1], "threshold": [0.1]},
+            {"lr": [0.05], "ft_lr": [0.05], "every": [250], "kd": [0.05], "threshold": [0.1]},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [200], "kd": [0.05], "threshold": [0.1]},
         ],
         "k-fpf-dense": [
             {"lr": [0.01, 0.03, 0.05], "ft_lr": [0.01, 0.03, 0.05], "every": [100], "steps": [100]},
@@ -133,6 +139,8 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]},
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2], **BALANCED},
             {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [6], **BALANCED},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2], "every": [50]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "steps": [200]},
         ],
         "fpf+er": [
             {"ft_lr": [0.1, 0.03, 0.3]},
@@ -205,6 +213,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
             {"lr": [0.03, 0.1], "alpha": [0.2, 0.5], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]},
         ],
         "fpf+fdr": [{"lr": [0.1], "alpha": [1.0, 3.0], **SPARING}, {"lr": [0.03], "alpha": [1.0, 3.0], **SPARING}],
+        "fdr": [{"lr": [0.03, 0.1], "alpha": [1.0, 3.0]}, {"lr": [0.1], "alpha": [0.3]}],
         "fpf+agem": [{"lr": [0.1], "ft_lr": [0.1], "threshold": [0.1]}],
         "fpf+icarl": [{"ft_lr": [0.1]}],
         "gdumb": [{}],
@@ -228,7 +237,11 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist": {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]}],
+        "k-fpf+masked": [
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [2, 4]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [4], "every": [50]},
+        ],
         "k-fpf-dense": [{**DENSE, "lr": [0.03], "kd": [0.0, 0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [
@@ -244,7 +257,11 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist-200": {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03], "threshold": [0.1]}],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]}],
+        "k-fpf+masked": [
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [4]},
+            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [4], "every": [50]},
+        ],
         "k-fpf-dense": [{**DENSE, "lr": [0.03], "kd": [0.0, 0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
@@ -293,7 +310,10 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "fpf+er": [{"ft_lr": [0.3], "threshold": [1.0]}],
         "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1]}],
-        "k-fpf+masked": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED}],
+        "k-fpf+masked": [
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1], **BALANCED},
+            {"lr": [0.03], "ft_lr": [0.05], "every": [500], "kd": [0.2], "threshold": [0.1], "policy": ["reservoir"]},
+        ],
     },
     "seq-cifar10-vgg11": {  # no batch norm: smaller learning rates
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.01, 0.03], "every": [500], "threshold": [0.3, 0.1]}],
