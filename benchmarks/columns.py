@@ -237,11 +237,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist": {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
-        "k-fpf+masked": [
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [2, 4]},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [4], "every": [50]},
-        ],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03, 0.1], "kd": [0.1]}],
         "k-fpf-dense": [{**DENSE, "lr": [0.03], "kd": [0.0, 0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [
@@ -257,11 +253,7 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
     },
     "seq-pathmnist-200": {
         "fpf+derpp": [{"lr": [0.03], "ft_lr": [0.03], "threshold": [0.1]}],
-        "k-fpf+masked": [
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [4]},
-            {**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1], "ft_pad": [4], "every": [50]},
-        ],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1]}],
         "k-fpf-dense": [{**DENSE, "lr": [0.03], "kd": [0.0, 0.1]}],
         "fpf+er": [{"lr": [0.03, 0.1], "ft_lr": [0.03, 0.1], "threshold": [1.0, 0.1]}],
         "k-fpf-ce": [{"lr": [0.01, 0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],

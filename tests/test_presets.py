@@ -55,10 +55,10 @@ def test_k_fpf_around_masked_distils_and_repairs_often():
     assert {name: found[name][0] for name in ("lr", "ft_lr", "every", "steps", "threshold", "kd")} == {
         "lr": 0.03, "ft_lr": 0.03, "every": 100, "steps": 100, "threshold": 0.1, "kd": 0.2,
     }  # fmt: skip
-    assert found["every"][1] == "k-fpf around masked"
-    assert found["kd"][1] == "searched on validation, k-fpf+masked, buffer 500"
+    assert found["threshold"][1] == "k-fpf around masked"
+    assert found["every"][1] == "searched on validation, k-fpf+masked, buffer 500"
     assert preset("seq-mnist", "masked", "k-fpf", 500)["kd"] == (0.1, "k-fpf around masked")
-    source = "measured, not searched for, k-fpf+masked"
+    source = "searched on validation, k-fpf+masked"
     assert preset("seq-tinyimagenet", "masked", "k-fpf", 200)["policy"] == ("balanced", source)
     assert "kd" not in preset("seq-cifar10", "masked", "fpf", 500)
     assert resolve("seq-cifar10", "masked", {"repair": "k-fpf"})[0].label == "k-fpf-kd+masked"

@@ -110,12 +110,12 @@ def unfinished(stream: str, buffer: int) -> dict[str, tuple[dict[str, Any], floa
 
 
 def points_of(found: dict[str, list[record.Record]]) -> dict[str, tuple[float, float]]:
-    """TFLOPs and accuracy of each row, less joint; FPF's rows give those of their methods too."""
+    """TFLOPs and accuracy of each row, less joint; FPF's rows give those of methods without a row of their own."""
     points = {}
     for row, runs in found.items():
         flops = tflops(runs)
         points[row] = (flops, mean(made.accuracy for made in runs))
-        if row.startswith("fpf+"):
+        if row.startswith("fpf+") and row.removeprefix("fpf+") not in found:
             flops -= mean(made.flops["finetune"] for made in runs) / 1e12
             points[row.removeprefix("fpf+")] = (flops, mean(mean(made.before_finetuning or []) for made in runs))
     points.pop("joint", None)

@@ -14,6 +14,7 @@ from pages.found import (
     COLUMNS,
     HERE,
     MASKED,
+    REPAIRABLE,
     chosen_rows,
     confirmed,
     finetuned,
@@ -147,6 +148,11 @@ def column(stream: str, buffer: int) -> list[str]:
         + "".join(
             f" The best points of {row} were compared with {seeds} seeds on validation (`columns.py confirm`)."
             for row, seeds in confirmed(stream, buffer).items()
+        )
+        + "".join(
+            f" {row} has runs of its own, with settings chosen by its accuracy alone."
+            for row in found
+            if row in REPAIRABLE
         )
         + (f" Not searched for with this buffer: {', '.join(carried)}." if carried else "")
         + (

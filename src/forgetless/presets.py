@@ -157,9 +157,9 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "k-fpf-kd+sgd": {"lr": 0.3, "ft_lr": 0.1, "every": 200, "kd": 0.5},
     },
     "seq-cifar10": {
-        "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.01}, "ft_lr": {200: 0.05, 500: 0.03}, "every": 500, "threshold": 0.1},
-        "k-fpf-kd+sgd": {"ft_lr": 0.03, "kd": 0.05},
-        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.03, "kd": {200: 0.1, 500: 0.2}},
+        "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.05}, "ft_lr": 0.05, "every": {200: 500, 500: 250}, "threshold": 0.1},
+        "k-fpf-kd+sgd": {"lr": 0.03, "ft_lr": {200: 0.03, 500: 0.05}, "every": {200: 500, 500: 200}, "kd": 0.05},
+        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.03, "every": {200: 50, 500: 100}, "kd": 0.2},
         "joint": {"lr": 0.03},
         "er": {"lr": {200: 0.03, 500: 0.1}},
         "agem": {"lr": {200: 0.01, 500: 0.03}},
@@ -173,11 +173,11 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
     },
     "seq-organamnist": {
         "agem": {"lr": 0.1},
-        "fdr": {"lr": 0.1, "alpha": 3.0},
+        "fdr": {"lr": {200: 0.03, 500: 0.1}, "alpha": {200: 1.0, 500: 3.0}},
         "derpp": {"lr": {200: 0.1, 500: 0.03}, "alpha": 0.2},
         "joint": {"lr": 0.01},
         "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.1}, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
-        "k-fpf-kd+sgd": {"lr": 0.1, "ft_lr": {200: 0.15, 500: 0.1}, "kd": 0.2, "ft_pad": {200: 2, 500: 0}},
+        "k-fpf-kd+sgd": {"lr": 0.1, "ft_lr": {200: 0.15, 500: 0.1}, "kd": 0.2, "ft_pad": 2},
         "k-fpf+masked": {
             "lr": 0.03,
             "ft_lr": 0.05,
@@ -188,7 +188,7 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+er": {"ft_lr": 0.1},
         "fpf+agem": {"ft_lr": 0.1, "threshold": 0.1},
         "fpf+icarl": {"ft_lr": 0.1},
-        "fpf+fdr": {"ft_lr": {200: 0.1, 500: 0.03}, "threshold": 0.1},
+        "fpf+fdr": {"lr": 0.1, "alpha": 3.0, "ft_lr": {200: 0.1, 500: 0.03}, "threshold": 0.1},
         "fpf+der": {"ft_lr": 0.03},
         "fpf+derpp": {"ft_lr": {200: 0.1, 500: 0.03}, "threshold": {200: 0.1, 500: 1.0}},
     },
@@ -211,14 +211,10 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-tinyimagenet": {
         "k-fpf+sgd": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
         "k-fpf-kd+sgd": {"kd": 0.2},
+        "k-fpf+masked": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "kd": 0.2, "policy": "balanced"},
         "fpf+er": {"ft_lr": 0.3},
         "fpf+derpp": {"ft_lr": 0.1, "threshold": 0.1},
     },
-}
-
-# Not searched for: those of k-FPF-KD around plain SGD, and one image or more of each class (docs/findings.md).
-CARRIED: Mapping[str, Mapping[str, Values]] = {
-    "seq-tinyimagenet": {"k-fpf+masked": {"lr": 0.03, "ft_lr": 0.05, "every": 500, "kd": 0.2, "policy": "balanced"}},
 }
 
 # Searched for, with buffer 500, for a network that is not the stream's own. VGG-11 has no batch norm, and diverges with
@@ -245,7 +241,7 @@ SEARCHED_FOR: Mapping[tuple[str, str], Mapping[str, Values]] = {
 }
 
 # Of k-FPF with 50 epochs a task, likewise (benchmarks/records/many-epochs.json).
-MANY_EPOCHS: Mapping[str, Values] = {"seq-cifar10": {"lr": 0.03, "ft_lr": 0.05}}
+MANY_EPOCHS: Mapping[str, Values] = {"seq-cifar10": {"lr": 0.03, "ft_lr": 0.05, "every": 500}}
 
 
 def preset(
@@ -278,7 +274,6 @@ def preset(
         take(REPAIR_BY_METHOD.get(method, {}).get(repair, {}), f"{repair} around {method}")
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
     row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
-    take(CARRIED.get(stream, {}).get(row, {}), f"measured, not searched for, {row}")
     distilling = [row.replace("k-fpf+", "k-fpf-kd+")] if distils and repair == "k-fpf" else []
     for key in (method, row, *distilling):
         take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation, {key}")
