@@ -220,6 +220,23 @@ def test_captured_is_what_is_called(name):
 
 
 @on_gpu
+def test_what_is_captured_of_a_compiled_network_is_what_was_compiled():
+    """Nothing is compiled while FLOPs are counted, in the first call, nor in a capture."""
+    seen = set()
+
+    def backend(graph, _):
+        def call(*inputs):
+            seen.update((len(x), torch.is_grad_enabled()) for x in inputs if x.ndim == 4 and x.shape[1:] == (3, 8, 8))
+            return graph(*inputs)
+
+        return call
+
+    model = torch.compile(with_seed(lambda: networks.resnet18(4, width=4), 0), backend=backend)
+    assert run(SGD(), model=model, device="cuda").engine["captured"]
+    assert (8, True) in seen
+
+
+@on_gpu
 @pytest.mark.parametrize(("distill", "policy"), [(0.0, "reservoir"), (0.5, "reservoir"), (0.5, "balanced")])
 def test_captured_finetuning_is_what_is_called(distill, policy):
     found = []

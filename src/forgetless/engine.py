@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from forgetless.catalogue import PRECISIONS
 from forgetless.checks import check_one_of
+from forgetless.grouping import compiled, unwrap
 from forgetless.networks import MLP
 
 T = TypeVar("T")
@@ -59,7 +60,8 @@ class Engine:
         self._pool = torch.cuda.graph_pool_handle() if self.captures else None
         self._anchor: torch.cuda.CUDAGraph | None = None
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self._called: set[Hashable] = set()
+        self._called: dict[Hashable, int] = {}  # how often, before it was captured
+        self._before = 1  # calls before a capture
         self._kept: dict[Hashable, Any] = {}
         self._generators: list[torch.Generator] = []
         self._queued: deque[torch.cuda.Event] = deque(maxlen=AHEAD)
@@ -106,15 +108,19 @@ class Engine:
         """From the next call of ``active`` on, compute as suits this network.
 
         On Arm torch gives the products of an MLP to oneDNN, whose start takes longer than they do (docs/speed.md).
+        Nothing is compiled while FLOPs are counted, which the first call may be for, nor in a capture: a compiled
+        network is called once more.
         """
-        small = isinstance(network, MLP) and self.precision == "fp32"
+        small = isinstance(unwrap(network), MLP) and self.precision == "fp32"
         self._onednn = not (small and platform.machine() in ("aarch64", "arm64"))
+        self._before = 2 if compiled(network) else 1
 
     def call(self, key: Hashable, function: Callable[[], object]) -> None:
         """Run ``function``: the first time with this key as it is, from then on as a replay of a captured call."""
         graph = self._graphs.get(key)
-        if graph is None and (not self.captures or key not in self._called):
-            self._called.add(key)
+        called = self._called.get(key, 0)
+        if graph is None and (not self.captures or called < self._before):
+            self._called[key] = called + 1
             function()
             return
         if graph is None:
@@ -126,9 +132,9 @@ class Engine:
     def forget(self, phase: str) -> None:
         """Let go of what was captured under keys that begin with ``phase``: what it reads is about to be replaced."""
         self.synchronize()
-        for keys in (self._graphs, self._called):
-            for key in [key for key in keys if isinstance(key, tuple) and key[0] == phase]:
-                keys.pop(key) if isinstance(keys, dict) else keys.remove(key)
+        for key in [key for key in self._called if isinstance(key, tuple) and key[0] == phase]:
+            del self._called[key]
+            self._graphs.pop(key, None)
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gave for this key the first time: tensors that something captured reads or writes."""

@@ -85,6 +85,14 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def compiled(model: nn.Module) -> bool:
+    """Whether it, or a part of it, is compiled by ``torch.compile`` or its own ``compile()``."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
 def without_reducer(model: nn.Module) -> nn.Module:
     """What to call for a forward pass that no ``backward()`` follows: ``DistributedDataParallel`` would wait for it."""
     inside = model

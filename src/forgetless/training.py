@@ -340,7 +340,7 @@ class _Training:
     def _set_up(self) -> None:
         network, engine, method = self.network, self.engine, self.method
         network.to(engine.device).train()
-        engine.suit(unwrap(network))
+        engine.suit(network)
         if engine.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         resident = fits(self.stream, engine.device) if self._resident is None else self._resident
