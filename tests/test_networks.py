@@ -88,14 +88,7 @@ def test_several_passes_in_one_call_are_several_calls(device):
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
     ("shape", "passes"),
-    [
-        ((6, 5, 4, 4), 3),
-        ((2, 40, 5, 7), 1),
-        ((32, 256, 8, 8), 1),
-        ((64, 64, 32, 32), 2),
-        ((96, 512, 4, 4), 3),
-        ((33, 64, 64, 64), 1),
-    ],
+    [((6, 5, 4, 4), 3), ((2, 40, 5, 7), 1), ((64, 64, 32, 32), 2), ((96, 512, 4, 4), 3), ((33, 64, 64, 64), 1)],
 )
 def test_the_kernels_of_batch_norm_are_exact(shape, passes, relu, residual):
     """Against PyTorch's layer in double precision, pass by pass: output, gradients, running statistics."""

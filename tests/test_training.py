@@ -512,6 +512,21 @@ def test_on_seq_mnist_fpf_chooses_the_last_layer_and_k_fpf_the_last_two(seed):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_compiled_network_is_compiled_for_training_too():
+    """FLOPs are counted in its first step, and torch compiles nothing that was counted as it was compiled."""
+    seen = set()
+
+    def backend(graph, _):
+        def call(*inputs):
+            seen.add(torch.is_grad_enabled())
+            return graph(*inputs)
+
+        return call
+
+    run(ER(), model=torch.compile(network(), backend=backend))
+    assert seen == {True, False}
+
+
 def test_a_compiled_network_trains_as_itself():
     _, plain = run(ER(), finetune=FINETUNE)
     _, compiled = run(ER(), model=torch.compile(network(), backend="eager"), finetune=FINETUNE)

@@ -108,8 +108,8 @@ class Engine:
         """From the next call of ``active`` on, compute as suits this network.
 
         On Arm torch gives the products of an MLP to oneDNN, whose start takes longer than they do (docs/speed.md).
-        Nothing is compiled while FLOPs are counted, which the first call may be for, nor in a capture: a compiled
-        network is called once more.
+        Nothing is compiled while FLOPs are counted, in the first call, nor in a capture: a compiled network is called
+        once more.
         """
         small = isinstance(unwrap(network), MLP) and self.precision == "fp32"
         self._onednn = not (small and platform.machine() in ("aarch64", "arm64"))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -122,13 +123,19 @@ def _no_fast_path() -> Any:
 
 @contextmanager
 def _no_compiler() -> Iterator[None]:
-    """As long as nothing was compiled, torch need not import its compiler, which takes seconds, to keep it out of this.
+    """Nothing is compiled while it is counted: torch would not compile it later either, without a word.
 
+    As long as nothing was compiled, torch need not import its compiler, which takes seconds, to keep it out of this.
     The counter's own function carries what torch has made of it for that; here, for the time being, itself.
     """
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Using `torch.compile")  # of the counter's hooks
+            yield
+        return
     mode: Any = getattr(flop_counter, "_FlopCounterMode", FlopCounterMode)
     function = getattr(mode.__torch_dispatch__, "__wrapped__", None)
-    if function is None or "torch._dynamo" in sys.modules:
+    if function is None:
         yield
         return
     setattr(function, _DISABLED, function)

@@ -1,8 +1,8 @@
 """The kernels behind ``norm.batch_norm``, in Triton. Images are channels-last: a matrix with a row for each pixel.
 
 Forward: one kernel takes mean and squared deviation of chunks of rows, a second merges them (Chan et al. 1979) and
-writes the output. Backward likewise: sums over chunks, then the gradients. Where a program can hold all rows of its
-channels at once, one kernel does both. Nothing is added atomically, so the same input gives the same bits.
+writes the output. Backward likewise: sums over chunks, then the gradients. Nothing is added atomically, so the same
+input gives the same bits.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -22,7 +22,6 @@ TILE, WARPS = 64, 4  # rows it holds at a time; the fastest of six choices on an
 LONG, LONG_TILE, LONG_WARPS = 2048, 128, 8  # from so many rows a program: one run alone is faster, eight not slower
 CHUNKS = 64  # partial sums of one pass and channel, at most
 PROGRAMS = 128  # wanted for one launch: with 256 one run alone is no faster, and eight in lanes are slower
-HELD, NARROW = 2048, 8  # so many rows can be held at once, with so many channels
 
 
 @triton.jit(do_not_specialize=["chunks", "chunk"])
@@ -184,75 +183,6 @@ def _gradients(
         tl.store(dx + place, value.to(dx.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["passes"])
-def _apply_at_once(
-    x, residual, weight, bias, y, mean_of, rate_of, running_mean, running_var,
-    rows, channels, passes, momentum, epsilon,
-    RELU: tl.constexpr, RESIDUAL: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """``_statistics`` and ``_apply`` of some channels of all passes."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = column < channels
-    row = tl.arange(0, HELD)
-    inside = (row < rows)[:, None] & real[None, :]
-    average = tl.load(running_mean + column, real)
-    spread = tl.load(running_var + column, real)
-    slope = tl.load(weight + column, real, other=0.0)
-    height = tl.load(bias + column, real, other=0.0)
-    for turn in range(passes):
-        place = (turn * rows + row)[:, None] * channels + column[None, :]
-        values = tl.load(x + place, inside, other=0.0).to(tl.float32)
-        mean = tl.sum(values, 0) / rows
-        apart = tl.where(inside, values - mean[None, :], 0.0)
-        variance = tl.sum(apart * apart, 0) / rows
-        rate = 1.0 / tl.sqrt(variance + epsilon)
-        tl.store(mean_of + turn * channels + column, mean, real)
-        tl.store(rate_of + turn * channels + column, rate, real)
-        average += momentum * (mean - average)
-        spread += momentum * (variance * (rows / tl.maximum(rows - 1.0, 1.0)) - spread)
-        value = apart * (slope * rate)[None, :] + height[None, :]
-        if RESIDUAL:
-            value += tl.load(residual + place, inside, other=0.0).to(tl.float32)
-        if RELU:
-            value = tl.where(value < 0, 0.0, value)  # NaN stays NaN
-        tl.store(y + place, value.to(y.dtype.element_ty), inside)
-    tl.store(running_mean + column, average, real)
-    tl.store(running_var + column, spread, real)
-
-
-@triton.jit(do_not_specialize=["passes"])
-def _gradients_at_once(
-    dy, x, y, weight, mean_of, rate_of, dx, dresidual, dweight, dbias, rows, channels, passes,
-    RELU: tl.constexpr, RESIDUAL: tl.constexpr, HELD: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """``_sums`` and ``_gradients`` of some channels of all passes."""
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = column < channels
-    row = tl.arange(0, HELD)
-    inside = (row < rows)[:, None] & real[None, :]
-    of_bias = tl.zeros((BLOCK,), tl.float32)
-    of_weight = tl.zeros((BLOCK,), tl.float32)
-    slope = tl.load(weight + column, real, other=0.0)
-    for turn in range(passes):
-        place = (turn * rows + row)[:, None] * channels + column[None, :]
-        mean = tl.load(mean_of + turn * channels + column, real, other=0.0)
-        rate = tl.load(rate_of + turn * channels + column, real, other=0.0)
-        g = tl.load(dy + place, inside, other=0.0).to(tl.float32)
-        if RELU:
-            g = tl.where(tl.load(y + place, inside, other=0.0) > 0, g, 0.0)
-        if RESIDUAL:
-            tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), inside)
-        apart = tl.load(x + place, inside, other=0.0).to(tl.float32) - mean[None, :]
-        first = tl.sum(g, 0)
-        second = tl.sum(g * apart, 0) * rate
-        of_bias += first
-        of_weight += second
-        value = g - (first / rows)[None, :] - apart * (second / rows * rate)[None, :]
-        tl.store(dx + place, (value * (slope * rate)[None, :]).to(dx.dtype.element_ty), inside)
-    tl.store(dbias + column, of_bias, real)
-    tl.store(dweight + column, of_weight, real)
-
-
 class _Layout:
     """How the rows of (batch, channels, height, width) are shared out to programs."""
 
@@ -260,7 +190,6 @@ class _Layout:
         batch, self.channels, height, width = x.shape
         self.passes = passes
         self.rows = batch // passes * height * width  # of one pass
-        self.at_once = self.rows <= HELD
         self.columns = triton.cdiv(self.channels, BLOCK)
         wanted = max(1, min(CHUNKS, PROGRAMS // (passes * self.columns)))
         rows = triton.cdiv(self.rows, wanted)
@@ -271,12 +200,6 @@ class _Layout:
     @property
     def grid(self) -> tuple[int, int]:
         return (self.passes * self.chunks, self.columns)
-
-    def held(self) -> tuple[tuple[int], int, int, int]:
-        """The programs that hold all rows of their channels: how many, rows and channels of one, warps."""
-        rows = triton.next_power_of_2(self.rows)
-        channels = NARROW if rows > HELD // 2 else 2 * NARROW
-        return (triton.cdiv(self.channels, channels),), rows, channels, max(4, rows * channels // 2048)
 
     def partial(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Room for two sums of each chunk."""
@@ -289,29 +212,20 @@ class _BatchNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, bn: nn.BatchNorm2d,
                 relu: bool, passes: int) -> Tensor:  # fmt: skip
         layout = _Layout(x, passes)
+        means, squares = layout.partial(x)
         y = torch.empty_like(x)
         saved = torch.empty((2, passes, layout.channels), dtype=torch.float32, device=x.device)
-        ctx.save_for_backward(x, y if relu else x, weight, saved)
-        ctx.relu, ctx.residual, ctx.passes = relu, residual is not None, passes
-        added = x if residual is None else residual
-        if layout.at_once:
-            grid, rows, channels, warps = layout.held()
-            _apply_at_once[grid](
-                x, added, weight, bias, y, saved[0], saved[1], bn.running_mean, bn.running_var, layout.rows,
-                layout.channels, passes, bn.momentum, bn.eps, relu, residual is not None, rows, channels,
-                num_warps=warps,
-            )  # fmt: skip
-            return y
-        means, squares = layout.partial(x)
         _statistics[layout.grid](
             x, means, squares, layout.rows, layout.channels, layout.chunks, layout.chunk, layout.tile, BLOCK,
             num_warps=layout.warps,
         )  # fmt: skip
         _apply[layout.grid](
-            x, added, weight, bias, y, means, squares, saved[0], saved[1],
+            x, x if residual is None else residual, weight, bias, y, means, squares, saved[0], saved[1],
             bn.running_mean, bn.running_var, layout.rows, layout.channels, layout.chunks, layout.chunk, passes,
             bn.momentum, bn.eps, relu, residual is not None, CHUNKS, layout.tile, BLOCK, num_warps=layout.warps,
         )  # fmt: skip
+        ctx.save_for_backward(x, y if relu else x, weight, saved)
+        ctx.relu, ctx.residual, ctx.passes = relu, residual is not None, passes
         return y
 
     @staticmethod
@@ -320,18 +234,10 @@ class _BatchNorm(torch.autograd.Function):
         x, y, weight, saved = ctx.saved_tensors
         layout = _Layout(x, ctx.passes)
         dy = dy.to(x.dtype).contiguous(memory_format=torch.channels_last)
+        plain, weighted = layout.partial(x)
         dx = torch.empty_like(x)
         dresidual = torch.empty_like(x) if ctx.residual and ctx.relu else dy
         dweight, dbias = torch.empty((2, layout.channels), dtype=torch.float32, device=x.device)
-        found = dx, dweight, dbias, dresidual if ctx.residual else None, None, None, None
-        if layout.at_once:
-            grid, rows, channels, warps = layout.held()
-            _gradients_at_once[grid](
-                dy, x, y, weight, saved[0], saved[1], dx, dresidual, dweight, dbias, layout.rows, layout.channels,
-                ctx.passes, ctx.relu, ctx.residual and ctx.relu, rows, channels, num_warps=warps,
-            )  # fmt: skip
-            return found
-        plain, weighted = layout.partial(x)
         _sums[layout.grid](
             dy, x, y, saved[0], saved[1], plain, weighted, layout.rows, layout.channels, layout.chunks, layout.chunk,
             ctx.relu, layout.tile, BLOCK, num_warps=layout.warps,
@@ -341,7 +247,7 @@ class _BatchNorm(torch.autograd.Function):
             layout.rows, layout.channels, layout.chunks, layout.chunk, ctx.passes, ctx.relu,
             ctx.residual and ctx.relu, CHUNKS, layout.tile, BLOCK, num_warps=layout.warps,
         )  # fmt: skip
-        return found
+        return dx, dweight, dbias, dresidual if ctx.residual else None, None, None, None
 
 
 def batch_norm(bn: nn.BatchNorm2d, x: Tensor, *, relu: bool, residual: Tensor | None, passes: int) -> Tensor:
