@@ -147,11 +147,13 @@ def curves(
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
     if star:
         axes.plot(*star, "*", color="#e11d48", markersize=16, zorder=5)
+    places = sorted({place for points in series.values() for place, _ in points})
     if "x" in log:
         axes.set_xscale("log")
-        places = sorted({place for points in series.values() for place, _ in points})
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.set_xticks([], minor=True)
+    elif all(place == int(place) for place in places):
+        axes.xaxis.get_major_locator().set_params(integer=True)  # there is no task 2.5
     if "y" in log:
         axes.set_yscale("log")
     axes.set_xlabel(x)
