@@ -130,7 +130,8 @@ def page() -> str:
     def at_goal(way: str, seconds: float) -> float:
         """What a pack would take if its steps took what was aimed at."""
         slower = (GOALS[way][1] or 0) - found["resnet18", 32, way, "bf16", True, 8]
-        return seconds + slower * sum(run["steps"] for run in parts[f"pack {way}"]["runs"]) / 1000
+        steps: int = sum(run["steps"] for run in parts[f"pack {way}"]["runs"])
+        return seconds + float(slower) * steps / 1000
 
     lines += [
         "",
@@ -208,7 +209,7 @@ def compiled() -> list[str]:
     )
     return [
         f"By `torch.compile`, {made['device']}, torch {made['torch']}, on another, busy machine, where the same measurement came out up to twice as long at another time: {said}.",
-        "So for the MLP, whose steps are otherwise written out, it does not pay at batch 10 and hardly at 128; for ResNet-18 it may, after half a minute of compiling. On a GPU it was not measured.",
+        "So for the MLP, whose steps are otherwise written out, it does not pay at batch 10 and hardly at 128; for ResNet-18 it may, in a long run: compiling comes first. On a GPU it was not measured.",
         "",
         *(f"- `{command}`" for command in made["commands"]),
         "",
