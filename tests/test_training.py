@@ -527,6 +527,7 @@ def test_a_compiled_network_is_compiled_for_training_too():
     assert seen == {True, False}
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_a_compiled_network_trains_as_itself():
     _, plain = run(ER(), finetune=FINETUNE)
     _, compiled = run(ER(), model=torch.compile(network(), backend="eager"), finetune=FINETUNE)

@@ -13,12 +13,14 @@ from pages.found import (
     HERE,
     MASKED,
     REPAIRABLE,
+    accuracies,
     chosen_rows,
     listed,
     measured,
     points_of,
     read,
     rows,
+    spread,
     standard_error,
     tflops,
     tried,
@@ -44,7 +46,6 @@ def page() -> str:
         "| | " + " | ".join(f"{stream}, {buffer}" for stream, buffer in COLUMNS) + " |",
         "| --- |" + " --- |" * len(COLUMNS),
     ]
-    bare = [mean(uncropped("seq-organamnist", buffer)["k-fpf-kd"]) for buffer in (500, 200)]
     all_gains: list[float] = []
     lost, worse = dict.fromkeys(REPAIRABLE, 0), []
     repair, training = [], []
@@ -67,6 +68,7 @@ def page() -> str:
                 f"({mean(gains):+.1f}; {sum(gain > 0 for gain in gains)} of {len(gains)})"
             )
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    bare = [f"{mean(uncropped('seq-organamnist', buffer)['k-fpf-kd']):.1f}" for buffer in (500, 200)]
     lines += [
         "",
         f"{sum(gain > 0 for gain in all_gains)} of {len(all_gains)} runs gain, {mean(all_gains):.1f} points on average, "
@@ -82,7 +84,7 @@ def page() -> str:
         "",
         "Accuracy and, in brackets, TFLOPs of the whole run; which of the rows of the other methods, with and without FPF, that the main table has here, the better",
         "of the paper's two k-FPF and the one around `masked` are above. On Seq-OrganAMNIST the latter and k-FPF-KD finetune on [crops](#better-than-the-paper)"
-        f" (k-FPF-KD without them: {' and '.join(f'{value:.1f}' for value in bare)}).",
+        f" (k-FPF-KD without them: {' and '.join(bare)}).",
         "",
         "| | ER | DER++ | k-FPF-CE | k-FPF-KD | above | k-FPF-KD around masked | above |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -116,10 +118,8 @@ def page() -> str:
     gain = {}
     for stream, buffer in COLUMNS:
         points = points_of(measured(stream, buffer))
-        distilled_alone = uncropped(stream, buffer).get("k-fpf-kd")
-        gain[stream, buffer] = (mean(distilled_alone) if distilled_alone else points["k-fpf-kd"][1]) - points[
-            "k-fpf-ce"
-        ][1]
+        alone = uncropped(stream, buffer).get("k-fpf-kd")
+        gain[stream, buffer] = (mean(alone) if alone else points["k-fpf-kd"][1]) - points["k-fpf-ce"][1]
     turned = points_of(rows(HERE / "records" / "rot-mnist") | measured("rot-mnist", 500))
     same = {
         entry["point"].get("kd", 0.0): entry["validation_accuracy"]
@@ -250,9 +250,9 @@ def times() -> list[str]:
     ]
     for (method, kd), own in found.items():
         cells = [own.get(when, []) if kd else [] for when in whens]
-        shown = [f"{mean(values):.1f} ± {stdev(values):.1f}" if values else "–" for values in cells]
+        shown = [spread(values) if values else "–" for values in cells]
         if not kd:
-            shown[0] = f"none: {mean(own[None]):.1f} ± {stdev(own[None]):.1f}"
+            shown[0] = f"none: {spread(own[None])}"
         lines.append(f"| {method} | {kd:g} | " + " | ".join(shown) + " |")
     return [
         *lines,
@@ -364,14 +364,14 @@ def more_often() -> list[str]:
         "| | τ | accuracy | TFLOPs | τ of the table | accuracy | TFLOPs |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for row in read("intervals.json")["rows"]:
+    others = read("intervals.json")["rows"]
+    for row in others:
         runs = measured(row["stream"], row["buffer"])[row["row"]]
-        other, own = row["accuracies"], [made.accuracy for made in runs]
         lines.append(
-            f"| {row['stream']}, {row['buffer']}: {row['row']} | {row['every']} | {mean(other):.1f} ± {stdev(other):.1f} | {row['tflops']:.0f} | "
-            f"{runs[0].settings['every']} | {mean(own):.1f} ± {stdev(own):.1f} | {tflops(runs):.0f} |"
+            f"| {row['stream']}, {row['buffer']}: {row['row']} | {row['every']} | {spread(row['accuracies'])} | {row['tflops']:.0f} | "
+            f"{runs[0].settings['every']} | {spread(accuracies(runs))} | {tflops(runs):.0f} |"
         )
-    (other,) = (row["validation_accuracy"] for row in read("intervals.json")["rows"] if "validation_accuracy" in row)
+    (other,) = (row["validation_accuracy"] for row in others if "validation_accuracy" in row)
     (taken,) = (entry["validation_accuracy"] for entry in tried("seq-pathmnist", 200, "k-fpf+masked"))
     return [
         *lines,
@@ -394,8 +394,8 @@ def crops() -> list[str]:
         own, before = runs[0].settings, bare["accuracies"]
         said = ", every 50 steps, before every 100" if own["every"] == 50 and "every" not in bare["row"] else ""
         lines.append(
-            f"| {bare['stream']}, {bare['buffer']}: {bare['row']} | {mean(before):.1f} ± {stdev(before):.1f} ({len(before)} seeds) | "
-            f"{mean(made.accuracy for made in runs):.1f} ± {stdev(made.accuracy for made in runs):.1f} ({len(runs)} seeds{said}) | {own['ft_pad']} |"
+            f"| {bare['stream']}, {bare['buffer']}: {bare['row']} | {spread(before)} ({len(before)} seeds) | "
+            f"{spread(accuracies(runs))} ({len(runs)} seeds{said}) | {own['ft_pad']} |"
         )
     lines += [
         "",
@@ -429,7 +429,7 @@ def shares() -> list[str]:
         for row in ("k-fpf-kd", "k-fpf-kd+masked")
     }
     tested = {e["point"]["policy"]: e["validation_accuracy"] for e in tried("seq-tinyimagenet", 200, "k-fpf+masked")}
-    many = {row: f"{mean(values):.1f} ± {stdev(values):.1f} ({len(values)} seeds)" for row, values in tiny.items()}
+    many = {row: f"{spread(values)} ({len(values)} seeds)" for row, values in tiny.items()}
     lines = [
         "A buffer with equal shares of the classes (`--policy balanced`) in place of a reservoir. Seq-TinyImageNet has 200 classes: of so many, a reservoir of 200 images leaves out",
         f"{(1 - 1 / 200) ** 200:.0%} on average, and then nothing tells the network of them. With rates and λ as chosen for k-FPF-KD with 500 images (one seed: `benchmarks/records/tiny-policy.json`):",

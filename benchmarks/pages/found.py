@@ -158,6 +158,15 @@ def finetuned(records: list[record.Record]) -> str:
     return "; ".join(f"{name} ({count} of {len(records)})" for name, count in chosen.items())
 
 
+def accuracies(records: list[record.Record]) -> list[float]:
+    return [made.accuracy for made in records]
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Mean and standard deviation."""
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
 def tflops(records: list[record.Record]) -> float:
     """Of a whole run, mean over them."""
     return mean(sum(made.flops.values()) for made in records) / 1e12

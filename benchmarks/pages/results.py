@@ -22,6 +22,7 @@ from pages.found import (
     measured,
     rows,
     settings,
+    spread,
     standard_error,
     tflops,
     trained_elsewhere,
@@ -70,7 +71,7 @@ def page() -> str:
         accuracies = [made.accuracy for made in found]
         gflops = mean(sum(made.flops.values()) for made in found) / 1e9
         lines.append(
-            f"| {label} | {paper:.2f} ± {deviation:.2f} | {mean(accuracies):.2f} ± {stdev(accuracies):.2f} | "
+            f"| {label} | {paper:.2f} ± {deviation:.2f} | {spread(accuracies, 2)} | "
             f"{mean(accuracies) - paper:+.2f} | {gflops:.0f} | {finetuned(found) or '–'} | {settings(found)} |"
         )
     rot = rows(HERE / "records" / "rot-mnist")
@@ -88,7 +89,7 @@ def page() -> str:
         published, found = target.mean, rot[label]
         accuracies = [made.accuracy for made in found]
         lines.append(
-            f"| {label} | {published:.2f} | {mean(accuracies):.2f} ± {stdev(accuracies):.2f} | "
+            f"| {label} | {published:.2f} | {spread(accuracies, 2)} | "
             f"{mean(accuracies) - published:+.2f} | {settings(found)} |"
         )
     lines += rotated(rot)
@@ -116,7 +117,7 @@ def rotated(others: dict[str, list[record.Record]]) -> list[str]:
         values = [made.accuracy for made in runs]
         flops = tflops(runs)
         lines.append(
-            f"| {label} | {target.mean:.2f} ± {target.std:.2f} | {mean(values):.2f} ± {stdev(values):.2f} | {len(values)} | "
+            f"| {label} | {target.mean:.2f} ± {target.std:.2f} | {spread(values, 2)} | {len(values)} | "
             f"{mean(values) - target.mean:+.2f} | {flops:.2f} | {settings(runs)} |"
         )
     return lines
@@ -166,7 +167,7 @@ def column(stream: str, buffer: int) -> list[str]:
             for row, (point, best, taken) in unfinished(stream, buffer).items()
         ),
         *(
-            f"Finetuned on crops (`ft_pad`), which the paper does not have: {row}; on images as in training {mean(bare):.2f} ± {stdev(bare):.2f}."
+            f"Finetuned on crops (`ft_pad`), which the paper does not have: {row}; on images as in training {spread(bare, 2)}."
             for row, bare in uncropped(stream, buffer).items()
         ),
         f"The final runs, up to eight side by side, took {minutes:.0f} minutes in sum."

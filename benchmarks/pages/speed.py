@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean, stdev
 from typing import Any
 
-from pages.found import read
+from pages.found import read, spread
 
 # What was aimed at on the H200: milliseconds a step by one lane and by eight.
 GOALS = {"sgd": (1.7, 0.8), "er": (2.2, 1.3), "der": (2.8, None), "derpp": (3.5, 2.3), "finetuning": (1.6, 0.7)}
@@ -122,7 +122,7 @@ def page() -> str:
         by_label: dict[str, list[float]] = {}
         for made in part["runs"]:
             by_label.setdefault(made["label"], []).append(made["accuracy"])
-        accuracies = ", ".join(f"{label} {mean(v):.1f} ± {stdev(v):.1f}" for label, v in by_label.items())
+        accuracies = ", ".join(f"{label} {spread(v)}" for label, v in by_label.items())
         lines.append(f"| {name} | {len(part['runs'])} | {part['seconds']:.0f} | {accuracies} | `{part['command']}` |")
     k_fpf, er, derpp = (parts[f"pack {name}"]["seconds"] for name in ("k-fpf-ce", "er", "derpp"))
     sgd_step, er_step = (found["resnet18", 32, way, "bf16", True, 8] for way in ("sgd", "er"))
@@ -188,8 +188,7 @@ def precisions(parts: dict[str, Any]) -> list[str]:
         values = list(tf32.values())
         error = ((stdev(bf16) ** 2 + stdev(values) ** 2) / len(values)) ** 0.5
         lines.append(
-            f"| {label} | {mean(bf16):.2f} ± {stdev(bf16):.2f} | {mean(values):.2f} ± {stdev(values):.2f} | "
-            f"{mean(bf16) - mean(values):+.2f} | {error:.2f} |"
+            f"| {label} | {spread(bf16, 2)} | {spread(values, 2)} | {mean(bf16) - mean(values):+.2f} | {error:.2f} |"
         )
     return lines
 
@@ -208,7 +207,7 @@ def compiled() -> list[str]:
         if by_torch
     )
     return [
-        f"By `torch.compile`, {made['device']}, torch {made['torch']}, on another, busy machine, where the same measurement came out up to twice as long at another time: {said}.",
+        f"By `torch.compile`, {made['device']}, torch {made['torch']}, on another, busy machine, where only a large difference says something: {said}.",
         "So for the MLP, whose steps are otherwise written out, it does not pay at batch 10 and hardly at 128; for ResNet-18 it may, in a long run: compiling comes first. On a GPU it was not measured.",
         "",
         *(f"- `{command}`" for command in made["commands"]),
