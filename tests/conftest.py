@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two workers of two threads each are ten times slower
+os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when it is imported
 
 import pytest
 import torch

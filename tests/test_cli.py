@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from helpers import command, wait_until
+from helpers import LIMIT, command, wait_until
 
 COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
 QUICK = ["--epochs", "1", "--batch", "50", "--replay", "50"]
@@ -194,7 +194,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
         process = subprocess.Popen([*COMMAND, *given, *often], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         wait_until(lambda before=before: kept() != before)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 130, errors
         assert "interrupted; the same command goes on" in errors
         (file,) = tmp_path.rglob("runs/*/*")

@@ -1,6 +1,7 @@
 import dataclasses
 import re
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ def test_settings_survive_json():
     assert Settings.from_dict(settings.to_dict()).id == settings.id
 
 
+@hypothesis.settings(deadline=None)
 @given(st.floats(1e-6, 10), st.integers(0, 99), st.sampled_from(["none", "fpf", "k-fpf"]))
 def test_any_settings_survive_json(lr, seed, repair):
     settings = resolve("seq-mnist", "er", {"lr": lr, "seed": seed, "repair": repair})[0]

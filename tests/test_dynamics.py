@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgetless import dynamics
@@ -89,12 +89,14 @@ def test_the_literal_reading_sums_over_all_groups():
     assert scores == {"conv1": 0.075, "fc": 0.225, "bn.stats": 2.7}
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(min_size=1), st.floats(1e-6, 1e6), min_size=1))
 def test_the_mean_of_all_sensitivities_is_one(changes):
     scores = sensitivity(changes, statistics=())
     assert math.fsum(scores.values()) / len(scores) == pytest.approx(1.0)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "b", "c", "bn.affine"]), st.floats(1e-6, 1e6), min_size=1))
 def test_the_mean_over_trainable_groups_is_one_with_statistics_beside_them(changes):
     scores = sensitivity({**changes, "bn.stats": 7.0})

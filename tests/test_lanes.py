@@ -1,3 +1,4 @@
+import functools
 import gc
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -32,6 +33,11 @@ def result(events):
     return next(event.result for event in events if isinstance(event, Ended))
 
 
+@functools.cache
+def alone(way, device):
+    return result(start(way, device))
+
+
 @pytest.mark.parametrize("lanes", [1, 3, 8, None])
 def test_runs_in_turns_end_as_each_does_alone(lanes, device):
     found = {}
@@ -40,10 +46,10 @@ def test_runs_in_turns_end_as_each_does_alone(lanes, device):
             found[number] = event.result
     assert sorted(found) == list(range(5))
     for number, way in enumerate(WAYS):
-        alone = result(start(way, device))
-        assert alone.accuracy_matrix == found[number].accuracy_matrix
-        assert alone.losses == found[number].losses
-        for a, b in zip(alone.network.parameters(), found[number].network.parameters(), strict=True):
+        other = alone(way, device)
+        assert other.accuracy_matrix == found[number].accuracy_matrix
+        assert other.losses == found[number].losses
+        for a, b in zip(other.network.parameters(), found[number].network.parameters(), strict=True):
             assert torch.equal(a, b)
 
 

@@ -34,13 +34,13 @@ def start(command, folder):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    return ended(command, cwd=folder, env=environment, timeout=280)
+    return ended(command, cwd=folder, env=environment)
 
 
 def call(words, folder):
     """A command line as this environment's Python runs it."""
     if words[0] == "forgetless":
-        return command(*words[1:], cwd=folder, timeout=280)
+        return command(*words[1:], cwd=folder)
     assert words[0] == "torchrun", f"a page calls {words[0]}"
     return start([sys.executable, "-m", "torch.distributed.run", *words[1:]], folder)
 

@@ -33,7 +33,7 @@ from forgetless.sweep import (
     sweep,
 )
 from forgetless.training import Stepped
-from helpers import lasting, wait_until
+from helpers import LIMIT, lasting, wait_until
 
 QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}
 
@@ -243,7 +243,7 @@ def test_two_sweeps_on_one_folder_at_once_do_no_harm(tmp_path):
     call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "1"]
     both = [subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     for process in both:
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 1, errors  # half of the runs diverge
         assert b"4 failed" in output
         assert b"Traceback" not in errors
@@ -296,7 +296,7 @@ def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(
         os.killpg(process.pid, signal.SIGINT)  # reaches the processes of the sweep too
     else:
         process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 130
     assert b"interrupted; the same command goes on" in errors
     assert list(tmp_path.glob("runs/*/checkpoint.safetensors"))
