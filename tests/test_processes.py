@@ -14,15 +14,21 @@ from helpers import in_processes
 PROGRAM = Path(__file__).parent / "programs" / "together.py"
 
 
-def together(folder, case, count):
-    """What each of ``count`` processes writes."""
-    in_processes(count, PROGRAM, folder / f"{case}{count}", case)
-    return [json.loads((folder / f"{case}{count}-{rank}.json").read_text()) for rank in range(count)]
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What one process, and each of two, write of a case."""
+    folder = tmp_path_factory.mktemp("together")
+    for count in (1, 2):
+        in_processes(count, PROGRAM, folder)
+    return lambda case, count: [
+        json.loads((folder / f"{case}{count}-{rank}.json").read_text()) for rank in range(count)
+    ]
 
 
-def test_two_processes_are_one_with_the_same_data(tmp_path):
+@pytest.mark.xdist_group("together")
+def test_two_processes_are_one_with_the_same_data(together):
     """Each has half of every batch and of the buffer; a finetuning takes all. Sums in another order: 1e-4."""
-    (one,), (first, second) = together(tmp_path, "whole", 1), together(tmp_path, "whole", 2)
+    (one,), (first, second) = together("whole", 1), together("whole", 2)
     assert first["weights"] == second["weights"]
     assert first["chosen"] == second["chosen"] == one["chosen"]
     assert first["finetunings"] == second["finetunings"] == one["finetunings"] == 3
@@ -33,8 +39,9 @@ def test_two_processes_are_one_with_the_same_data(tmp_path):
     assert first["weights"] == pytest.approx(one["weights"], abs=1e-4)
 
 
-def test_a_small_buffer_is_shared_out_and_repairs_as_well(tmp_path):
-    (one,), (first, second) = together(tmp_path, "sampled", 1), together(tmp_path, "sampled", 2)
+@pytest.mark.xdist_group("together")
+def test_a_small_buffer_is_shared_out_and_repairs_as_well(together):
+    (one,), (first, second) = together("sampled", 1), together("sampled", 2)
     assert [first["capacity"], second["capacity"], one["capacity"]] == [30, 30, 60]
     assert not set(first["kept"]) & set(second["kept"])
     assert first["weights"] == second["weights"]
@@ -43,8 +50,9 @@ def test_a_small_buffer_is_shared_out_and_repairs_as_well(tmp_path):
     assert min(first["accuracy"], one["accuracy"]) > 85
 
 
-def test_the_statistics_of_batch_norm_agree_after_a_finetuning(tmp_path):
-    first, second = together(tmp_path, "norm", 2)
+@pytest.mark.xdist_group("together")
+def test_the_statistics_of_batch_norm_agree_after_a_finetuning(together):
+    first, second = together("norm", 2)
     assert "norm.stats" in first["chosen"]
     assert first["weights"] == second["weights"]
 

@@ -1,6 +1,6 @@
-"""Started by test_processes.py under torchrun: digits through DistributedDataParallel and k-FPF, a summary as JSON.
+"""Started by test_processes.py under torchrun: digits through DistributedDataParallel and k-FPF, summaries as JSON.
 
-    torchrun --nproc-per-node 2 together.py RESULT whole|sampled|norm
+    torchrun --nproc-per-node 2 together.py FOLDER
 
 ``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
 process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
@@ -9,6 +9,8 @@ process with the same data does the same. ``sampled``: a small buffer and small 
 import json
 import os
 import sys
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,11 +22,18 @@ from torch.nn.parallel import DistributedDataParallel
 import forgetless
 
 
-def main(result: str, case: str) -> None:
+def main(folder: Path) -> None:
     torch.set_num_threads(1)
     count, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     if count > 1:
         dist.init_process_group("gloo")
+    for case in ("whole", "sampled", "norm"):
+        (folder / f"{case}{count}-{rank}.json").write_text(json.dumps(summary(case, count, rank)))
+    if count > 1:
+        dist.destroy_process_group()
+
+
+def summary(case: str, count: int, rank: int) -> dict[str, Any]:
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
     torch.manual_seed(0)
@@ -49,7 +58,7 @@ def main(result: str, case: str) -> None:
         fpf.boundary()
     done = fpf.finish()
     old = y < 6
-    summary = {
+    return {
         "chosen": fpf.profile().chosen,
         "finetunings": fpf.finetunings,
         "shifts": fpf.shifts,
@@ -60,10 +69,6 @@ def main(result: str, case: str) -> None:
         "accuracy": 100 * (network.eval()(x[old]).argmax(1) == y[old]).double().mean().item(),
         "state": fpf.state_dict()["processes"],
     }
-    with open(f"{result}-{rank}.json", "w") as file:
-        json.dump(summary, file)
-    if count > 1:
-        dist.destroy_process_group()
 
 
-main(*sys.argv[1:])
+main(Path(sys.argv[1]))
