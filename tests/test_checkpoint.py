@@ -336,3 +336,33 @@ def test_a_state_of_another_network_is_told():
     wider = train(small_stream(), SGD(), networks.mlp(6, inputs=4, hidden=(9,)), batch=6, state=made.state_dict())
     with pytest.raises(ValueError, match="the state is of another network; go on with that one, or begin anew"):
         list(wider)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"lr": 0.2}, "lr is 0.2, but the state is of a run with 0.1: go on with that, or begin anew"),
+        ({"epochs": 3}, "epochs is 3, but the state is of a run with 2"),
+        ({"buffer": 40}, "buffer is 40, but the state is of a run with 36"),
+        ({"seed": 4}, "seed is 4, but the state is of a run with 3"),
+        ({"freeze": "fc1"}, r"freeze is \['fc1'\], but the state is of a run with \[\]"),
+        ({"finetune": None}, "finetune is None, but the state is of a run with {'every': 7, 'steps': 4, "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_state_of_a_run_with_other_settings_is_refused_before_the_first_event(changes, match, tmp_path):
+    run = start("er", "k-fpf")
+    next(event for event in run if isinstance(event, Stepped))
+    save(run.state_dict(), {}, tmp_path / "c")
+    with pytest.raises(ValueError, match=match):
+        start("er", "k-fpf", state=load(tmp_path / "c")[0], **changes)
+
+
+def test_a_state_of_before_settings_were_kept_in_it_still_goes_on():
+    run = start("er", "fpf")
+    next(event for event in run if isinstance(event, Stepped))
+    state = run.state_dict()
+    del state["settings"]
+    (weights, told), again = outcome(start("er", "fpf")), outcome(start("er", "fpf", state=state))
+    assert torch.equal(again[0], weights)
+    assert again[1] == told

@@ -157,6 +157,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
         (["rnu"], "error: No such command 'rnu'"),
         (["run", "seq-digits", "er", "--fpf", "--groups", ","], "error: groups is ','; it must be auto, all, or names"),
+        (["run", "seq-digits", "er", "--freeze", ""], "error: freeze is ''; it must be names of groups with commas"),
         (["run", "seq-digits", "sgd", "--weight-decay", "-1"], "error: weight_decay is -1.0; it must be a finite"),
         (["run", "seq-digits", "derpp", "--alpha", "much"], "error: alpha is 'much'; it must be a number"),
         (["run", "seq-digits", "sgd", "--network", "torch.nn:Linear"], "error: network 'torch.nn:Linear' is called"),

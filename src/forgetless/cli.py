@@ -112,7 +112,7 @@ def run(
     given: dict[str, Any] = {
         "network": network, "buffer": buffer, "policy": policy, "epochs": epochs, "batch": batch, "replay": replay,
         "lr": lr, "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "ft_pad": ft_pad,
-        "kd": kd, "groups": _names(groups), "threshold": threshold, "freeze": _list(freeze), "order": _order(order),
+        "kd": kd, "groups": _groups(groups), "threshold": threshold, "freeze": _freeze(freeze), "order": _order(order),
         "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
         "precision": precision, "repair": None if repair == "none" else repair,
     }  # fmt: skip
@@ -349,7 +349,7 @@ def reproduce(
     from forgetless.studies import ITEMS
     from forgetless.studies import notes as said
 
-    options = reproducing.Options(stream, buffer, _list(rows) or (), seeds, quick, device)
+    options = reproducing.Options(stream, buffer, _names("rows", "names", rows) or (), seeds, quick, device)
     if list_all:
         _list_items(options)
         return
@@ -785,7 +785,7 @@ def _own(arguments: list[str]) -> dict[str, Any]:
                 raise ValueError(f"--{name} is no option of this command, and as a setting it needs a value")
             value = rest.pop(0)
         name = name.replace("-", "_")
-        found[name] = {"groups": _names, "freeze": _list, "order": _order}.get(name, _value)(value)
+        found[name] = {"groups": _groups, "freeze": _freeze, "order": _order}.get(name, _value)(value)
     return found
 
 
@@ -800,14 +800,20 @@ def _value(text: str) -> Any:
     return text
 
 
-def _list(text: str | None) -> tuple[str, ...] | None:
-    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
+def _groups(text: str | None) -> str | tuple[str, ...] | None:
+    return text if text in ("auto", "all") else _names("groups", "auto, all, or names", text)
 
 
-def _names(text: str | None) -> str | tuple[str, ...] | None:
-    found = text if text in (None, "auto", "all") else _list(text)
-    if found == ():
-        raise ValueError(f"groups is {text!r}; it must be auto, all, or names with commas between them")
+def _freeze(text: str | None) -> tuple[str, ...] | None:
+    return _names("freeze", "names of groups", text)
+
+
+def _names(setting: str, wanted: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found:
+        raise ValueError(f"{setting} is {text!r}; it must be {wanted} with commas between them")
     return found
 
 

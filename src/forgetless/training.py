@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -206,7 +206,8 @@ def train(
                your own must pass ``forgetless.check`` for it, a network must not branch or count on the host)
     deterministic  on a GPU, only kernels of cuDNN that give the same bits each time
     resident   keep all images on the device (default: if they take less than half of its free memory)
-    state      of ``Run.state_dict``: go on from there; everything else must be as it was
+    state      of ``Run.state_dict``: go on from there, with the settings of that run; device, precision and how it is
+               computed may be others
     """
     check_run(
         stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer,
@@ -225,6 +226,8 @@ def train(
         policy=policy, weight_decay=weight_decay, settings=finetune, freeze=frozen, anytime=anytime, seed=seed,
         engine=engine, resident=resident,
     )  # fmt: skip
+    if state is not None:
+        training.check(state)
     return Run(training, state)
 
 
@@ -651,8 +654,39 @@ class _Training:
             engine=self.engine.to_dict(),
         )
 
+    def _kept(self) -> dict[str, Any]:
+        """The settings that are the same in all parts of a run."""
+        finetune = None if self.settings is None else asdict(self.settings)
+        if finetune is not None and not isinstance(finetune["groups"], str):
+            finetune["groups"] = list(finetune["groups"])
+        return {
+            "stream": self.stream.name,
+            "method": type(self.method).__name__,
+            "epochs": self.epochs,
+            "batch": self.batch,
+            "lr": self.lr,
+            "replay": self.replay,
+            "buffer": self.capacity,
+            "policy": self.policy,
+            "weight_decay": self.weight_decay,
+            "finetune": finetune,
+            "freeze": list(self.freeze),
+            "anytime": self.anytime,
+            "seed": self.seed,
+        }
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """An error if ``state`` is of a run with other settings."""
+        saved = state.get("settings", {})  # states of before 0.17 have none
+        trained = state["before"] is not None and state["finetuning"] is None  # any finetuning may follow: see Trained
+        for name, here in self._kept().items():
+            if saved.get(name, here) != here and not (name == "finetune" and trained):
+                was = f"the state is of a run with {saved[name]!r}: go on with that, or begin anew"
+                raise ValueError(f"{name} is {here!r}, but {was}")
+
     def state_dict(self) -> dict[str, Any]:
         return {
+            "settings": self._kept(),
             "place": [self.step, self.number, self.epoch, self.index],
             "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
             "buffer": None if self.buffer is None else self.buffer.state_dict(),
