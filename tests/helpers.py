@@ -94,10 +94,10 @@ def _main(words, folder, environment, out, errors) -> None:
     cli.main()
 
 
-def wait_until(condition) -> None:
-    """On a busy machine a process may take its time to begin."""
+def wait_until(condition, of: subprocess.Popen | None = None) -> None:
+    """On a busy machine a process may take its time to begin. What is to come ``of`` one cannot once it has ended."""
     end = time.monotonic() + LIMIT
-    while not condition():
+    while not condition() and (of is None or of.poll() is None):
         assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.05)
 

@@ -193,7 +193,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
     for number in (signal.SIGINT, signal.SIGTERM):
         before = kept()
         process = subprocess.Popen([*COMMAND, *given, *often], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        wait_until(lambda before=before: kept() != before)
+        wait_until(lambda before=before: kept() != before, of=process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 130, errors

@@ -2,14 +2,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from forgetless import build, cluster, record
 from forgetless.sweep import Failed, Started, plan, sweep
-from helpers import lasting
+from helpers import LIMIT, lasting, wait_until
 
 QUICK = {"stream": "seq-digits", "epochs": 3, "batch": 50, "replay": 50}
 SWEEP = [sys.executable, "-c", "from forgetless.cli import main; main()", "sweep"]
@@ -29,7 +28,6 @@ def nodes():
     made.shutdown()
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.filterwarnings("default")
 def test_a_sweep_survives_the_death_of_a_node_and_its_records_are_those_of_local_runs(nodes, tmp_path):
     made, second = nodes
@@ -39,13 +37,10 @@ def test_a_sweep_survives_the_death_of_a_node_and_its_records_are_those_of_local
     call = [*SWEEP, "plan.toml", "--on", "ray"]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(call, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-        began = time.monotonic()
-        while len(list(tmp_path.glob("runs/*/record.json"))) < 8:
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() - began < 200
-            time.sleep(0.1)
+        wait_until(lambda: len(list(tmp_path.glob("runs/*/record.json"))) >= 8, of=process)
+        assert process.poll() is None, (tmp_path / "log").read_text()
         made.remove_node(second, allow_graceful=False)
-        assert process.wait(240) == 0, (tmp_path / "log").read_text()
+        assert process.wait(LIMIT) == 0, (tmp_path / "log").read_text()
     assert "20 done, 0 already there, 0 failed" in (tmp_path / "log").read_text()
     for method in ("er", "derpp"):
         for one in plan({**QUICK, "method": method, "seeds": 10}):
@@ -55,7 +50,6 @@ def test_a_sweep_survives_the_death_of_a_node_and_its_records_are_those_of_local
     assert "0 done, 20 already there, 0 failed" in again.stdout
 
 
-@pytest.mark.xdist_group("ray")
 @pytest.mark.filterwarnings("default")
 def test_failures_come_back_and_records_too_where_no_folder_is_shared(nodes, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")

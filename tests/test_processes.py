@@ -25,7 +25,6 @@ def together(tmp_path_factory):
     ]
 
 
-@pytest.mark.xdist_group("together")
 def test_two_processes_are_one_with_the_same_data(together):
     """Each has half of every batch and of the buffer; a finetuning takes all. Sums in another order: 1e-4."""
     (one,), (first, second) = together("whole", 1), together("whole", 2)
@@ -39,7 +38,6 @@ def test_two_processes_are_one_with_the_same_data(together):
     assert first["weights"] == pytest.approx(one["weights"], abs=1e-4)
 
 
-@pytest.mark.xdist_group("together")
 def test_a_small_buffer_is_shared_out_and_repairs_as_well(together):
     (one,), (first, second) = together("sampled", 1), together("sampled", 2)
     assert [first["capacity"], second["capacity"], one["capacity"]] == [30, 30, 60]
@@ -50,7 +48,6 @@ def test_a_small_buffer_is_shared_out_and_repairs_as_well(together):
     assert min(first["accuracy"], one["accuracy"]) > 85
 
 
-@pytest.mark.xdist_group("together")
 def test_the_statistics_of_batch_norm_agree_after_a_finetuning(together):
     first, second = together("norm", 2)
     assert "norm.stats" in first["chosen"]

@@ -286,12 +286,12 @@ def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(
     text = 'stream = "seq-digits"\nmethod = "derpp"\nepochs = 12\nrepair = ["none", "k-fpf"]\n'
     (tmp_path / "plan.toml").write_text(text)
     code = "from forgetless.cli import main; main()"
-    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2", "--checkpoint-steps", "10"]
+    call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2"]
     process = subprocess.Popen(
-        call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        [*call, "--checkpoint-steps", "10"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
-    wait_until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 2)
+    wait_until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 2, of=process)
     if asked == "with Ctrl-C":
         os.killpg(process.pid, signal.SIGINT)  # reaches the processes of the sweep too
     else:
@@ -484,7 +484,7 @@ def test_processes_do_not_outlive_a_sweep_that_was_killed(tmp_path):
     call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "1", "--checkpoint-seconds", "600"]
     sweeping = subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     number = tmp_path / "number"
-    wait_until(lambda: number.exists() and number.read_text() != "")
+    wait_until(lambda: number.exists() and number.read_text() != "", of=sweeping)
     stat = Path("/proc") / number.read_text() / "stat"
     sweeping.kill()
     sweeping.wait()
