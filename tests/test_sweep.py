@@ -288,7 +288,8 @@ def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(
     code = "from forgetless.cli import main; main()"
     call = [sys.executable, "-c", code, "sweep", "plan.toml", "--workers", "2"]
     process = subprocess.Popen(
-        [*call, "--checkpoint-steps", "10"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        [*call, "--checkpoint-steps", "10"], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     wait_until(lambda: len(list(tmp_path.glob("runs/*/checkpoint.safetensors"))) == 2, of=process)
