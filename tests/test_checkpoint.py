@@ -366,3 +366,17 @@ def test_a_state_of_before_settings_were_kept_in_it_still_goes_on():
     (weights, told), again = outcome(start("er", "fpf")), outcome(start("er", "fpf", state=state))
     assert torch.equal(again[0], weights)
     assert again[1] == told
+
+
+def test_numbers_of_numpy_are_plain_in_a_state(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    finetune = Finetune.k_fpf(numpy.int64(7), steps=numpy.int64(4), lr=numpy.float64(0.3), batch=numpy.int64(12))
+    run = start(
+        "er", "k-fpf", epochs=numpy.int64(2), lr=numpy.float64(0.1), seed=numpy.int64(3), buffer=numpy.int64(36),
+        finetune=finetune,
+    )  # fmt: skip
+    next(event for event in run if isinstance(event, Stepped))
+    save(run.state_dict(), {}, tmp_path / "c")
+    (weights, told), again = outcome(start("er", "k-fpf")), outcome(start("er", "k-fpf", state=load(tmp_path / "c")[0]))
+    assert torch.equal(again[0], weights)
+    assert again[1] == told

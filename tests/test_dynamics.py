@@ -179,3 +179,13 @@ def test_windows_in_which_nothing_moved_do_not_count():
     assert dynamics.boundaries(rows(1, 0, 0, 0, 1, 0, 1)) == []
     assert dynamics.boundaries(rows(9, 0, 3, 0, 2, 2, 0, 8)) == [7]
     assert dynamics.boundaries(rows(0, 0, 0, 0, 0)) == []
+
+
+def test_a_tensor_that_was_frozen_does_not_hide_a_shift():
+    settled = [[9.0, 9.0, 9.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert dynamics.boundaries([*settled, [8.0, 0.0, 0.0]]) == [4]  # frozen where the data shifts
+    assert dynamics.boundaries([*settled, [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [8.0, 0.0, 0.0]]) == [6]
+
+
+def test_a_window_that_is_not_finite_does_not_count():
+    assert dynamics.boundaries(rows(9, 1, 1, math.nan, 1, math.inf, 8)) == [6]

@@ -476,3 +476,9 @@ def test_what_is_no_buffer_or_has_no_inputs_is_refused():
     buffer.add({"image": torch.rand(4, 2), "y": torch.arange(4) % 2})
     with pytest.raises(ValueError, match=r"needs the inputs as the column 'x', .*; the buffer has image, y"):
         finetune(network, buffer, ["weight"])
+
+
+def test_a_misspelt_name_is_told_where_groups_cannot_be():
+    network = nn.Bilinear(2, 2, 2)  # which has no head that groups could recognise
+    with pytest.raises(ValueError, match="the network has no parameter or float buffer named 'weigth'"):
+        forgetless.finetuning.check_names(network, ["weigth"])

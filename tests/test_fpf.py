@@ -964,3 +964,103 @@ def test_an_output_without_classes_asks_for_the_loss():
     fpf = FPF(nn.Linear(4, 1), groups="all")
     with pytest.raises(ValueError, match="output has shape .* another loss than cross-entropy"):
         fpf.observe(torch.rand(8, 4), torch.rand(8), torch.rand(8))
+
+
+def test_a_named_group_that_is_frozen_for_a_while_is_finetuned_again_afterwards():
+    model, shape = make("mlp")
+    fpf = FPF(model, capacity=64, every=10, steps=2, groups=["fc1", "fc3"])
+    model.fc1.requires_grad_(False)
+    moved = []
+    for step, (x, y) in zip(range(1, 31), shifting(shape), strict=False):
+        model.fc1.requires_grad_(step > 15)
+        done = fpf.observe(x, y)
+        if done is not None:
+            moved.append(done.names)
+    assert moved == [("fc3.weight", "fc3.bias"), *[("fc1.weight", "fc1.bias", "fc3.weight", "fc3.bias")] * 2]
+    assert fpf.profile().chosen == ("fc1", "fc3")
+    again = FPF(model, capacity=64, every=10, steps=2, groups=["fc1", "fc3"])
+    again.load_state_dict(fpf.state_dict())  # without a warning
+    assert again.finish().names == moved[-1]
+
+
+def test_examples_that_were_taken_over_stay_when_the_network_moves_before_the_first_step():
+    model, shape = make("mlp")
+    old, new = FPF(model, capacity=64), FPF(model, capacity=64)
+    for x, y in list(shifting(shape))[:10]:
+        old.observe(x, y)
+    new.buffer.load_state_dict(old.buffer.state_dict())
+    elsewhere = torch.device("meta")
+    new.buffer._device = elsewhere  # as if it had been made when the network was on another device
+    new.settle()
+    assert new.buffer.device == torch.device("cpu")
+    assert torch.equal(new.buffer["x"], old.buffer["x"])
+    assert new.buffer.seen == 160
+
+
+def test_processes_that_meet_after_examples_were_taken_over_are_told(monkeypatch):
+    model, shape = make("mlp")
+    fpf = FPF(model, capacity=64)
+    fpf.buffer.add(dict(zip("xy", next(shifting(shape)), strict=True)))
+
+    class Two(forgetless.fpf.Processes):
+        def __init__(self, group=None):
+            self.count, self.rank = 2, 0
+
+    monkeypatch.setattr(forgetless.fpf, "Processes", Two)
+    with pytest.raises(ValueError, match="the buffer was given 16 examples before 2 processes met: make this"):
+        fpf.settle()
+    assert len(fpf.buffer) == 16
+
+
+def test_an_embedding_that_is_kept_to_a_norm_stays_as_it_was():
+    """Its forward pass writes to its weight."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Flatten(), nn.Linear(24, 3))
+    fpf = FPF(model, groups=["head"], steps=5)
+    x = torch.randint(20, (16, 3))
+    fpf.observe(x, x[:, 0] % 3)
+    before = model[0].weight.detach().clone()
+    assert (before.norm(dim=1) > 0.5).all()
+    assert fpf.finish().names == ("2.weight", "2.bias")
+    assert torch.equal(model[0].weight, before)
+
+
+def test_numbers_of_numpy_are_settings_like_others_and_the_state_is_plain(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    whole, real = numpy.int64, numpy.float32
+    model, shape = make("mlp")
+    fpf = FPF(
+        model, whole(64), whole(10), whole(2), real(0.5), real(0.25), batch=whole(8), window=whole(5), seed=whole(3),
+        threshold=real(0.5),
+    )  # fmt: skip
+    for x, y in list(shifting(shape))[:12]:
+        fpf.observe(x, y, model(x))
+    torch.save(fpf.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["settings"]["lr"] == 0.5
+    FPF(model, 64, 10, 2, 0.5, 0.25, batch=8, window=5, seed=3, threshold=0.5).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("x", "match"),
+    [
+        (torch.zeros(4, 16, dtype=torch.uint16), r"column 'x' is torch.uint16, of which torch takes no rows"),
+        (torch.zeros(4, 16).to_sparse(), r"column 'x' is torch.sparse_coo, .*; it must be dense: x.to_dense\(\)"),
+    ],
+    ids=["uint16", "sparse"],
+)
+def test_what_the_buffer_cannot_hold_is_refused_before_the_step_counts(x, match):
+    model, _ = make("mlp")
+    fpf = FPF(model)
+    with pytest.raises(TypeError, match=match):
+        fpf.observe(x, torch.zeros(4, dtype=torch.int64))
+    assert fpf.step == 0
+
+
+def test_a_default_device_of_torch_is_not_the_buffers():
+    model, shape = make("mlp")
+    fpf = FPF(model)
+    x, y = next(shifting(shape))
+    with torch.device("meta"):
+        fpf.observe(x, y)
+    assert torch.equal(fpf.buffer["x"], x)

@@ -159,3 +159,46 @@ def test_a_restarted_detector_must_settle_again():
     assert not any(detector.see([value]) for value in (9.0, 1.0, 1.0, 1.0))
     detector.restart()
     assert not detector.see([9.0])
+
+
+def test_a_state_that_followed_what_is_frozen_here_says_so():
+    tracker = follow(network())
+    tracker.start()
+    part = Tracker(network(), ["1.weight", "1.bias"])
+    with pytest.raises(ValueError, match=r"of a run that followed 0\.bias: make this while the same parameters"):
+        part.load_state_dict(tracker.state_dict())
+    with pytest.raises(ValueError, match=r"of a run that did not follow 0\.bias"):
+        part.start()
+        follow(network()).load_state_dict(part.state_dict())
+
+
+def test_a_row_that_is_not_finite_is_left_out_unless_all_are():
+    model = nn.Linear(1, 1, bias=False)
+    tracker = Tracker(model, ["weight"])
+    rows = []
+    for value in (0.0, 2.0, float("nan"), 4.0, 10.0):
+        nn.init.constant_(model.weight, value)
+        tracker.mark()
+        tracker.boundary()
+        rows.append(tracker.task_changes())
+    assert rows[:2] == [{}, {"weight": 2.0}]
+    assert [row["weight"] for row in rows[2:]] == [2.0, 2.0, 4.0]  # the mean of 2 and 6
+    nn.init.constant_(model.weight, float("nan"))
+    diverged = Tracker(model, ["weight"])
+    for _ in range(2):
+        diverged.mark()
+        diverged.boundary()
+    assert diverged.task_changes()["weight"] != diverged.task_changes()["weight"]  # NaN
+
+
+def test_a_buffer_that_follows_the_batch_is_told_from_a_layer_that_was_replaced():
+    model = nn.Linear(2, 2)
+    model.register_buffer("state", torch.zeros(8, 2))
+    tracker = Tracker(model, ["weight", "state"])
+    tracker.start()
+    model.state = torch.zeros(3, 2)
+    with pytest.raises(ValueError, match=r"state had shape \(8, 2\), now it has \(3, 2\)\. A buffer that follows"):
+        tracker.mark()
+    model.weight = nn.Parameter(torch.zeros(2, 5))
+    with pytest.raises(ValueError, match="A network with a layer replaced needs an FPF of its own"):
+        tracker.mark()

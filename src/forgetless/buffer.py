@@ -132,7 +132,7 @@ class Buffer:
         check_seed(seed)
         self.capacity = int(capacity)
         self.policy = policy
-        self.seed = seed
+        self.seed = int(seed)
         self.seen = 0
         self._device = None if device is None else torch.device(device)
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
@@ -178,6 +178,10 @@ class Buffer:
                 )
                 hint = "; give several as a mapping, {name: tensor}" if name == "x" and got in ("list", "tuple") else ""
                 raise TypeError(f"column {name!r} is {got}; it must be a tensor with one row for each example{hint}")
+            if column.layout != torch.strided or column.dtype in (torch.uint16, torch.uint32, torch.uint64):
+                kind = column.dtype if column.layout == torch.strided else column.layout
+                wanted = "a signed or shorter one: x.to(torch.int32)" if kind == column.dtype else "dense: x.to_dense()"
+                raise TypeError(f"column {name!r} is {kind}, of which torch takes no rows; it must be {wanted}")
         sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"columns differ in length: {sizes}")
@@ -221,8 +225,8 @@ class Buffer:
             taken = host_reservoir_slots(numbers.tolist(), self.seen, self.capacity)
             if not taken:
                 return
-            slots = torch.tensor(list(taken.keys()))
-            rows = torch.tensor(list(taken.values()))
+            slots = torch.tensor(list(taken.keys()), device="cpu")  # whatever torch's default
+            rows = torch.tensor(list(taken.values()), device="cpu")
             batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
         elif kernels.serve(numbers) and size <= 256:
             from forgetless import buffer_cuda  # imports Triton

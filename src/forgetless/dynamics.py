@@ -143,11 +143,16 @@ def select(
     return tuple(group for group in scores if group in passed)
 
 
+def counts(row: Sequence[float]) -> bool:
+    """Whether a window's changes say something: not where nothing moved, nor where a number is not finite."""
+    return any(row) and all(map(math.isfinite, row))
+
+
 def is_boundary(
     row: Sequence[float], recent: Sequence[Sequence[float]], highest: Sequence[float], jump: float, floor: float
 ) -> bool:
     """Whether a window's changes mark the begin of a new task; see ``boundaries``."""
-    moved = [i for i, (now, past) in enumerate(zip(row, highest, strict=True)) if now > 0 or past > 0]
+    moved = [i for i, now in enumerate(row) if now > 0]
     if not moved:
         return False
     over_recent = median(_ratio(row[i], max(past[i] for past in recent)) for i in moved)
@@ -163,14 +168,14 @@ def boundaries(
     ``rows[w]`` holds the change of each tensor over window w. All layers change more when the task switches (Sec.
     4.2): a window begins a new task when its change is more than ``jump`` times the largest of the last ``settle``
     windows and more than ``floor`` times the largest of the whole task, each for the median tensor. The second
-    condition keeps out the noise of a converged network. A window in which nothing moved does not count, nor does a
-    tensor that has not moved since the task began, as that of a head that is not in use. A task needs
-    ``settle`` windows before the next can be found. ``benchmarks/boundaries.py`` measures the three settings.
+    condition keeps out the noise of a converged network. A window in which nothing moved or something is not finite
+    does not count, nor does a tensor that did not move in it: that of a head not in use, or of a layer that was frozen.
+    A task needs ``settle`` windows before the next can be found. ``benchmarks/boundaries.py`` measures these settings.
     """
     found: list[int] = []
     task: list[Sequence[float]] = []
     for window, row in enumerate(rows):
-        if not any(row):
+        if not counts(row):
             continue
         highest = [max(past) for past in zip(*task, strict=True)]
         if len(task) >= settle and is_boundary(row, task[-settle:], highest, jump, floor):

@@ -17,7 +17,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -232,7 +232,7 @@ class Finetuning:
         self._device = next(self._network.parameters()).device
         with torch.inference_mode(False):
             self._before = {n: tensor.detach().clone() for n, tensor in _moving(self._network, self.names).items()}
-            self._still = {n: b.clone() for n, b in self._network.named_buffers() if n not in self._before}
+            self._still = {n: t.clone() for n, t in _written(self._network).items() if n not in self._before}
             self._losses = torch.zeros(steps, device=self._device)
         self._key = ("finetune", self.names, len(buffer), batch, steps, distill)
         self._schedule = None
@@ -567,6 +567,14 @@ def _tensors(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
+def _written(network: nn.Module) -> dict[str, Tensor]:
+    """What a forward pass may write to: buffers, and the weights of embeddings that it keeps to a norm."""
+    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    kept = {id(module.weight) for module in embeddings if module.max_norm is not None}
+    weights = {name: parameter.detach() for name, parameter in network.named_parameters() if id(parameter) in kept}
+    return {**dict(network.named_buffers()), **weights}
+
+
 def _put_into(network: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Give parameters and buffers these values, a buffer that has another shape by now its former tensor."""
     now = _tensors(network)
@@ -616,7 +624,9 @@ def check_names(network: nn.Module, names: Collection[str]) -> None:
     known = float_tensors(network)
     for name in names:
         if name not in known:
-            hint = f"; it is a group: forgetless.groups(model)[{name!r}]" if name in groups(network) else ""
+            hint = ""
+            with suppress(ValueError):  # there may be no telling the groups of this network
+                hint = f"; it is a group: forgetless.groups(model)[{name!r}]" if name in groups(network) else ""
             raise ValueError(f"the network has no parameter or float buffer named {name!r}{hint}")
     for path, module in network.named_modules():
         own = statistics(path, module)
@@ -658,7 +668,8 @@ def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Bu
                 f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; "
                 f"the network is as it was before it. {advice}"
             )
-    finite = torch.stack([tensor.isfinite().all() for tensor in tensors.values()]).tolist()
+    device = next(iter(tensors.values())).device  # a network may be on several
+    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
     if not all(finite):
         raise NonFiniteError(
             f"{list(tensors)[finite.index(False)]} became infinite or NaN at the last of {len(losses)} steps of the "

@@ -109,21 +109,22 @@ class FPF:
         finetuning.check_functions(augment=augment, loss=loss, forward=forward)
         check_seed(seed)
         self.model = model
-        self.every, self.lr, self.distill, self.batch, self.autocast = every, lr, distill, batch, autocast
-        self.steps = steps if steps is not None else (300 if every is None else 100)
-        self.window = window
         self.augment, self.loss, self.forward = augment, loss, forward
-        finetuning.check_settings(steps=self.steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
+        steps = steps if steps is not None else (300 if every is None else 100)
+        finetuning.check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
         check_whole("capacity", capacity)
         check_whole("window", window)
         if every is not None:
             check_whole("every", every)
+        self.every = None if every is None else int(every)
+        self.steps, self.batch, self.window = int(steps), int(batch), int(window)  # numpy's numbers too: the state
+        self.lr, self.distill, self.autocast = float(lr), float(distill), autocast  # holds plain ones
 
         network = unwrap(model)
         threshold = threshold if threshold is not None else (1.0 if every is None else 0.3)
         self._selection = Selection(network, groups, threshold, grouping, head)
         self._where = None if device is None else find_device(device)
-        self._capacity, self._policy, self._seed, self._group = capacity, policy, seed, process_group
+        self._capacity, self._policy, self._seed, self._group = int(capacity), policy, int(seed), process_group
         self._join()
         self._tracker = Tracker(network, self._selection.tracked, agree=self._mean)
         self._detect, self._detector = bool(detect), Detector() if detect else None
@@ -154,8 +155,17 @@ class FPF:
         if self.step:
             return
         moved = self._where is None and next(unwrap(self.model).parameters()).device != self.buffer.device
-        if moved or Processes(self._group).count != self.processes.count:
+        count = Processes(self._group).count
+        if moved or count != self.processes.count:
+            held = self.buffer.state_dict()
+            if held["seen"] and count != self.processes.count:
+                raise ValueError(
+                    f"the buffer was given {len(self.buffer)} examples before {count} processes met: make this FPF "
+                    "after that, and give each process its part"
+                )
             self._join()
+            if held["seen"]:  # taken over from another FPF
+                self.buffer.load_state_dict(held | {"generator": None})
         self._tracker.start()  # weights may have been loaded; processes take over those of one of them when they meet
 
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
@@ -329,13 +339,14 @@ class FPF:
         return begins
 
     def _finetune(self) -> Finetuned | None:
-        chosen = self._selection.movable(self._selection.choice(self._tracker.task_changes()))
-        if not chosen:
+        chosen = self._selection.choice(self._tracker.task_changes())
+        now = self._selection.movable(chosen)
+        if not now:
             return None
         done = finetuning.finetune(
             self.model,
             self.buffer,
-            self._selection.names(chosen),
+            self._selection.names(now),
             self.steps,
             self.lr,
             self.distill,
@@ -347,7 +358,7 @@ class FPF:
             generator=self._generator,
             processes=self.processes,
         )
-        self._selection.chosen = chosen
+        self._selection.chosen = chosen  # also what is frozen for the time being
         self.finetunings += 1
         self._tracker.start()  # what finetuning moved is no change of training, and training now moves it back:
         if self._detector is not None:  # that is no shift of the data

@@ -32,7 +32,6 @@ class Selection:
         head: str | None = None,
     ) -> None:
         self._network = network
-        self.threshold = threshold
         self.grouping = derive(network, head) if grouping is None else _partition(network, grouping)
         parameters = dict(network.named_parameters())
         frozen = {name for name, parameter in parameters.items() if not (parameter.requires_grad and parameter.numel())}
@@ -48,6 +47,7 @@ class Selection:
         if len(self._live) == len(self._statistics):
             raise ValueError(f"every parameter of {type(network).__name__} is frozen (requires_grad=False)")
         check_number("threshold", threshold)
+        self.threshold = float(threshold)
         if not isinstance(groups, Collection):
             raise ValueError(f"groups is {groups!r}; it must be 'auto', 'all' or names of groups")
         self.fixed = groups != "auto"

@@ -21,6 +21,7 @@ REPLACED = (
     ". A network with a layer replaced needs an FPF of its own, made after that; it can take over the examples: "
     "new.buffer.load_state_dict(old.buffer.state_dict())"
 )
+FOLLOWS = ". A buffer that follows the batch is no part of what is learned: register it with persistent=False"
 
 
 class Row(NamedTuple):
@@ -86,7 +87,7 @@ class Tracker:
         now = self.snapshot()
         row = None
         if self._last is not None:
-            row = Row(self.task, self.epoch, self._agree(_row(now, self._last)))
+            row = Row(self.task, self.epoch, self._agree(self._row(now, self._last)))
             if begins_task is not None and begins_task(row):
                 self.boundary()
                 self.epoch = 1
@@ -96,9 +97,19 @@ class Tracker:
         if self._epochs is None or self.epoch <= self._epochs:
             task, before = self._first.get(self.epoch, (self.task, now))
             if task == self.task - 1:
-                self.between_tasks.append(Row(self.task, self.epoch, self._agree(_row(now, before))))
+                self.between_tasks.append(Row(self.task, self.epoch, self._agree(self._row(now, before))))
             self._first[self.epoch] = (self.task, now)
         return row
+
+    def _row(self, now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
+        before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
+        try:
+            values = list(dynamics.changes(now, before).values())
+        except ValueError as error:  # another shape
+            weights = dict(self._network.named_parameters())
+            replaced = any(now[name].shape != value.shape for name, value in before.items() if name in weights)
+            raise ValueError(f"{error}{REPLACED if replaced else FOLLOWS}") from None
+        return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
 
     def boundary(self) -> None:
         """A new task begins: the next mark ends its first epoch."""
@@ -106,11 +117,16 @@ class Tracker:
         self.epoch = 0
 
     def task_changes(self) -> dict[str, float]:
-        """C of each tensor: the mean over all rows between tasks; empty while there is none. The host waits here."""
+        """C of each tensor: the mean over all rows between tasks; empty while there is none. The host waits here.
+
+        Rows with a number that is not finite, of weights that were put back since say, count only if all are such.
+        """
         if not self.between_tasks:
             return {}
         device = self.between_tasks[-1].changes.device  # a network may be moved
-        mean = torch.stack([row.changes.to(device) for row in self.between_tasks]).mean(0)
+        rows = torch.stack([row.changes.to(device) for row in self.between_tasks])
+        finite = rows.isfinite().all(1)
+        mean = (rows[finite] if finite.any() else rows).mean(0)
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,6 +144,12 @@ class Tracker:
         tensors = float_tensors(self._network)
 
         def here(snapshot: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            if set(snapshot) <= tensors.keys() and (other := sorted(set(snapshot) ^ set(self.names))):
+                tracked = "followed" if other[0] in snapshot else "did not follow"
+                raise ValueError(
+                    f"the state is of a run that {tracked} {other[0]}: make this while the same parameters are frozen "
+                    "as were there, and freeze others afterwards"
+                )
             if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
                 raise ValueError("the state was saved from another network: its tensors have other names or shapes")
             return {name: torch.empty_like(tensors[name]).copy_(value) for name, value in snapshot.items()}
@@ -154,7 +176,7 @@ class Detector:
 
     def see(self, row: Sequence[float]) -> bool:
         """Whether this window begins a new task."""
-        if not any(row):
+        if not dynamics.counts(row):
             return False
         settled = len(self._recent) == self._recent.maxlen
         begins = settled and dynamics.is_boundary(row, list(self._recent), self._highest, self._jump, self._floor)
@@ -176,12 +198,3 @@ class Detector:
         self.restart()
         self._recent.extend(list(row) for row in state["recent"])
         self._highest = list(state["highest"])
-
-
-def _row(now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
-    before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
-    try:
-        values = list(dynamics.changes(now, before).values())
-    except ValueError as error:  # another shape
-        raise ValueError(f"{error}{REPLACED}") from None
-    return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)

@@ -218,13 +218,13 @@ def train(
         precision=precision,
         capture=(is_own(method) and is_own(unwrap(network))) if capture is None else capture,
         deterministic=deterministic,
-        seed=seed,
+        seed=int(seed),
     )
     frozen = (freeze,) if isinstance(freeze, str) else tuple(freeze)
-    training = _Training(
-        stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay or batch, capacity=buffer,
-        policy=policy, weight_decay=weight_decay, settings=finetune, freeze=frozen, anytime=anytime, seed=seed,
-        engine=engine, resident=resident,
+    training = _Training(  # numbers may be numpy's; a state holds plain ones
+        stream, method, network, epochs=int(epochs), batch=int(batch), lr=float(lr), replay=int(replay or batch),
+        capacity=int(buffer), policy=policy, weight_decay=float(weight_decay), settings=finetune, freeze=frozen,
+        anytime=anytime, seed=int(seed), engine=engine, resident=resident,
     )  # fmt: skip
     if state is not None:
         training.check(state)
@@ -656,9 +656,12 @@ class _Training:
 
     def _kept(self) -> dict[str, Any]:
         """The settings that are the same in all parts of a run."""
-        finetune = None if self.settings is None else asdict(self.settings)
-        if finetune is not None and not isinstance(finetune["groups"], str):
-            finetune["groups"] = list(finetune["groups"])
+        finetune = None
+        if self.settings is not None:
+            numbers = asdict(self.settings)
+            groups = numbers.pop("groups")
+            finetune = {name: getattr(value, "item", lambda value=value: value)() for name, value in numbers.items()}
+            finetune["groups"] = groups if isinstance(groups, str) else list(groups)
         return {
             "stream": self.stream.name,
             "method": type(self.method).__name__,
