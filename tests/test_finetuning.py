@@ -479,6 +479,6 @@ def test_what_is_no_buffer_or_has_no_inputs_is_refused():
 
 
 def test_a_misspelt_name_is_told_where_groups_cannot_be():
-    network = nn.Bilinear(2, 2, 2)  # which has no head that groups could recognise
+    network = nn.GRU(2, 2)  # which has no head that groups could recognise
     with pytest.raises(ValueError, match="the network has no parameter or float buffer named 'weigth'"):
         forgetless.finetuning.check_names(network, ["weigth"])
