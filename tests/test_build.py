@@ -7,7 +7,7 @@ import torch
 
 from forgetless import NonFiniteError, build, checkpoint, record, training
 from forgetless.checkpoint import Stop
-from forgetless.config import resolve
+from forgetless.config import Settings, resolve
 from forgetless.methods.method import setting
 from forgetless.methods.sgd import SGD
 from forgetless.methods.si import SI
@@ -388,3 +388,24 @@ def test_the_record_of_a_run_that_is_over_is_kept_elsewhere_where_the_disk_is_fu
     monkeypatch.setattr(record, "write", nowhere)  # what is there is of the run before
     with pytest.raises(OSError, match="No space left on device$"):
         build.run(settings, out=tmp_path / "runs")
+
+
+def test_a_network_that_is_given_twice_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "shared_one.py").write_text(
+        "from torch import nn\nshared = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+        "def make():\n    return shared\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    settings = [resolve("seq-digits", "sgd", {**QUICK, "network": "shared_one:make", "seed": n})[0] for n in (0, 1)]
+    assert build.run(settings[0])
+    with pytest.raises(ValueError, match="network 'shared_one:make' gives one object again and again; it must make a"):
+        build.run(settings[1])
+
+
+def test_a_text_is_no_folder_and_settings_by_hand_may_lack_some(tmp_path):
+    settings = resolve("seq-digits", "sgd", QUICK)[0]
+    for call in (build.run, lambda settings, _, out: list(build.run_lanes([settings], 1, out))):
+        with pytest.raises(ValueError, match=r"out is the text 'runs'; it must be a path: Path\('runs'\)"):
+            call(settings, None, "runs")
+    with pytest.raises(ValueError, match="repair is 'fpf', but the run has no value for each of steps, ft_lr and"):
+        build.run(Settings("seq-digits", "er", repair="fpf"))

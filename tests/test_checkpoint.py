@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from forgetless import Finetune, catalogue, checkpoint, networks, streams, training
 from forgetless.checkpoint import CheckpointError, Writer, check, check_kept, data_checksum, load, save
 from forgetless.methods import Method
+from forgetless.methods.derpp import DERpp
 from forgetless.methods.sgd import SGD
 from forgetless.storage import Schedule
 from forgetless.training import Ended, Stepped, train, with_seed
@@ -356,6 +357,31 @@ def test_a_state_of_a_run_with_other_settings_is_refused_before_the_first_event(
     save(run.state_dict(), {}, tmp_path / "c")
     with pytest.raises(ValueError, match=match):
         start("er", "k-fpf", state=load(tmp_path / "c")[0], **changes)
+
+
+@pytest.mark.parametrize(
+    ("stream", "method", "match"),
+    [
+        (STREAM, DERpp(alpha=0.9), "alpha is 0.9, but the state is of a run with 0.1"),
+        (small_stream(per_class=30, seed=1), DERpp(), "'small' holds other data than the run had that the state is of"),
+    ],
+    ids=["method", "data"],
+)
+def test_a_state_of_other_data_or_a_method_with_other_settings_is_refused(stream, method, match):
+    def begin(stream, method, state=None):
+        return train(stream, method, networks.mlp(6, inputs=4), batch=4, buffer=36, state=state)
+
+    run = begin(STREAM, DERpp())
+    next(event for event in run if isinstance(event, Stepped))
+    with pytest.raises(ValueError, match=match):
+        begin(stream, method, run.state_dict())
+    assert begin(STREAM, DERpp(), run.state_dict())
+
+
+@pytest.mark.parametrize("state", [{}, "x", {"place": [0, 0, 0, 0]}], ids=["empty", "a word", "in part"])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match=r"state is a (dict|str) that is not of a run; it must be what state_dict"):
+        start("er", "none", state=state)
 
 
 def test_a_state_of_before_settings_were_kept_in_it_still_goes_on():

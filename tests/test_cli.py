@@ -41,6 +41,18 @@ def test_an_error_in_a_users_file_is_told_by_its_place(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_an_error_that_came_of_one_in_a_users_file_is_told_by_that_place(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from forgetless.methods import Method\nclass Bytes(Method):\n    def step(self, learner, batch):\n"
+        "        return learner.forward(batch.x)\n"
+    )
+    done = forgetless("run", "seq-digits", "mine:Bytes", *QUICK, cwd=tmp_path, expect=1)
+    said = done.stderr.splitlines()
+    assert "images are bytes: learner.augment(batch.x)" in said[-2]
+    assert said[-1].endswith("mine.py, line 4, in step: return learner.forward(batch.x)")
+    assert "Traceback" not in done.stderr
+
+
 def test_json_is_one_line(tmp_path):
     done = forgetless("run", "seq-digits", "sgd", "--k-fpf", "--kd", 0.5, "--json", *QUICK, cwd=tmp_path)
     (line,) = done.stdout.splitlines()
@@ -105,6 +117,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
             ["run", "seq-digits", "./mine.py:Mine"],
             "method './mine.py:Mine' is a file; it must be module:object, mine:Mine",
         ),
+        (["run", "seq-digits", "own/mine.py:Mine"], "is a file; it must be module:object, own.mine:Mine"),
         (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of this command"),
         (["run", "seq-digits", "er", "--epochs", "0"], "error: epochs is 0; it must be a whole number of 1 or more"),
         (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5; 10 examples are drawn at a time"),

@@ -17,7 +17,7 @@ from forgetless.methods.packnet import PackNet
 from forgetless.methods.sgd import SGD
 from forgetless.stream import Split, from_tensors
 from forgetless.training import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
-from helpers import small_stream
+from helpers import narrow_resnet, small_stream
 from test_engine import image_stream, spied
 
 STREAM = small_stream(per_class=30)
@@ -711,3 +711,39 @@ def test_a_step_that_takes_bytes_for_inputs_is_told_what_makes_them():
 
     with pytest.raises(RuntimeError, match=r"learner\.augment\(batch\.x\) makes inputs of them"):
         list(train(image_stream(), Bare(), networks.mlp(4, inputs=192)))
+
+
+def test_a_network_that_was_frozen_in_a_run_is_the_callers_again():
+    network = networks.mlp(6, inputs=4, hidden=(8,))
+    *_, last = train(small_stream(), SGD(), network, batch=6, freeze="fc1")
+    assert last.result.network is network
+    assert all(parameter.requires_grad for parameter in network.parameters())
+    norm = narrow_resnet(6, 1)
+    list(train(small_stream(), SGD(), norm, batch=6, lr=1e-3, freeze=("bn.affine", "bn.stats")))
+    assert all(module.training == norm.training for module in norm.modules())
+    assert all(parameter.requires_grad for parameter in norm.parameters())
+
+
+def test_where_a_method_tells_no_sensitivity_that_of_the_finetuning_is_not_told():
+    finetune = Finetune.k_fpf(5, steps=3, batch=6, groups=("fc2",))
+    network = networks.mlp(6, inputs=4, hidden=(8,))
+    *_, last = train(small_stream(), GDumb(memory_epochs=1), network, batch=6, buffer=12, finetune=finetune)
+    assert last.result.finetunings
+    assert all(group.sensitivity is None for group in last.result.profile.groups)
+    assert last.result.profile.chosen == ("fc2",)
+
+
+class Holder(ER):
+    """Does something at the end, and holds what cannot be put back."""
+
+    def begin(self, learner):
+        super().begin(learner)
+        self.held = {1, 2}
+
+    def finish(self, learner):
+        pass
+
+
+def test_an_end_that_could_not_be_undone_is_told_before_the_first_step():
+    with pytest.raises(ValueError, match="anytime is True, but .* cannot be undone: Holder holds held, a set"):
+        next(train(small_stream(), Holder(), networks.mlp(6, inputs=4), batch=6, buffer=12, anytime=True))

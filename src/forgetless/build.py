@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
+from weakref import WeakSet
 
 import numpy
 import torch
@@ -31,7 +32,7 @@ from forgetless.finetuning import Finetune
 from forgetless.lanes import Failed, Postponed, interleave
 from forgetless.methods import Method
 from forgetless.record import Record
-from forgetless.storage import Schedule, check_folder
+from forgetless.storage import Schedule, check_folder, check_path
 from forgetless.stream import Stream
 from forgetless.training import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
 
@@ -85,21 +86,27 @@ def _check_options(kind: type, options: Mapping[str, Any]) -> None:
                 raise ValueError(f"{name} is {value!r}; it must be {wanted}")
 
 
+_MADE: WeakSet[nn.Module] = WeakSet()  # one that is given twice would go on from another run's weights
+
+
 def build_network(settings: Settings, stream: Stream) -> nn.Module:
     make = catalogue.load("network", settings.network)
     sizes = {"classes": stream.classes, "inputs": math.prod(stream.shape), "channels": stream.shape[0]}
     network = with_seed(lambda: _made("network", settings.network, make, sizes), settings.seed)
     if not isinstance(network, nn.Module):
         raise ValueError(f"network {settings.network!r} gives a {type(network).__name__}; it must give an nn.Module")
+    if network in _MADE:
+        raise ValueError(f"network {settings.network!r} gives one object again and again; it must make a new one")
+    _MADE.add(network)
     return network
 
 
 def build_finetune(settings: Settings) -> Finetune | None:
     if settings.repair == "none":
         return None
-    assert settings.steps is not None
-    assert settings.ft_lr is not None
-    assert settings.threshold is not None
+    if settings.steps is None or settings.ft_lr is None or settings.threshold is None:
+        said = "has no value for each of steps, ft_lr and threshold; config.resolve gives those that are not given"
+        raise ValueError(f"repair is {settings.repair!r}, but the run {said}")
     check_number("ft_lr", settings.ft_lr, above=0)
     check_number("kd", settings.kd, least=0)
     return Finetune(
@@ -218,6 +225,7 @@ def run(
     there it goes on. ``log`` passes the events on, as those of ``loggers`` do.
     """
     if out is not None:
+        check_path(out)
         if record.path(out, settings).exists():
             return record.of(out, settings)
         check_folder(out)

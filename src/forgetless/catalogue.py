@@ -122,7 +122,8 @@ def load(kind: str, name: str) -> Any:
     if not colon:
         module, _, attribute = path.rpartition(".")
     if module.endswith(".py") or module.startswith("."):
-        raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {Path(module).stem}:{attribute}")
+        named = ".".join(part for part in Path(module).with_suffix("").parts if part not in ("/", ".."))
+        raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {named}:{attribute}")
     if str(Path.cwd()) not in sys.path and name not in table:
         sys.path.insert(0, str(Path.cwd()))  # a user's file beside the command
     try:

@@ -591,7 +591,8 @@ def main() -> None:
         notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
-        if not (frames := own_frames(error)):  # a mistake of the library's: all of it is needed
+        frames = own_frames(error) or (own_frames(error.__cause__) if error.__cause__ else [])
+        if not frames:  # a mistake of the library's: all of it is needed
             raise
         notes.print(f"error: {type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
         _say_places(frames)

@@ -40,8 +40,15 @@ def write_whole(data: bytes, file: Path) -> None:
         raise
 
 
+def check_path(folder: object) -> None:
+    """An error if it is a text."""
+    if isinstance(folder, str):
+        raise ValueError(f"out is the text {folder!r}; it must be a path: Path({folder!r})")
+
+
 def check_folder(folder: Any) -> None:
     """Make it if it is not there; an error if nothing can be written into it, in an object store too."""
+    check_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(folder, Path):

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from forgetless import dynamics, finetuning
 from forgetless.buffer import Buffer
 from forgetless.catalogue import POLICIES
+from forgetless.checkpoint import data_checksum
 from forgetless.checks import check_number, check_one_of, check_seed, check_whole
 from forgetless.engine import Engine
 from forgetless.evaluation import Accuracies, evaluate
@@ -325,6 +326,7 @@ class _Training:
         self.capacity, self.policy, self.weight_decay = capacity, policy, weight_decay
         self.settings, self.freeze = settings, freeze
         self.anytime, self.seed, self._resident = anytime, seed, resident
+        self._data: str | None = None  # its checksum, once it was asked for
         self.resumable = False
         self.step = self.number = self.epoch = self.index = 0  # steps made; of this task, epoch and batch, from 0
         self.untrained: tuple[float, ...] = ()
@@ -364,6 +366,8 @@ class _Training:
             costs=_costs(method, network, stream, self.replay, self.freeze),
         )  # fmt: skip
         method.begin(self.learner)
+        if self.anytime:
+            self._gathered()  # an error now, not after the first task
         self.order = engine.generator(self.seed + 2)
         self.repair = Repair(unwrap(network), self.learner, self.settings, engine.generator(self.seed + 3))
         self.frozen = self._to_freeze()
@@ -446,7 +450,9 @@ class _Training:
             yield TaskEnded(number + 1, self.class_il[-1], self.task_il[-1], self.step, seen)
             self.epoch = 0
         self.seconds["total"] += time.perf_counter() - self._began
-        yield Ended(self._result())
+        result = self._result()
+        _freeze(unwrap(self.network), self.frozen, frozen=False)  # it is the caller's
+        yield Ended(result)
 
     def _why_not(self) -> str:
         """Why nothing was chosen to finetune, and what would be."""
@@ -487,13 +493,24 @@ class _Training:
                 "try a smaller learning rate"
             )
 
+    def _gathered(self) -> dict[str, Any] | None:
+        """What the method has gathered, to be put back after an end that is undone; None if it does nothing there."""
+        if type(self.method).finish is Method.finish:
+            return None
+        try:
+            gathered: dict[str, Any] = copied(self.method.state_dict(self.learner))
+        except TypeError as error:
+            raise ValueError(
+                f"anytime is True, but what the method does at its end cannot be undone: {error}"
+            ) from error
+        return gathered
+
     def _as_if_over(self, number: int) -> Generator[Event, None, Accuracies]:
         """The accuracies that an end of the stream after this task would have given; the run is left as it was."""
         at = time.perf_counter()
         learner, method, engine = self.learner, self.method, self.engine
-        finishes = type(method).finish is not Method.finish
         weights = {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()}
-        gathered = copied(method.state_dict(learner)) if finishes else {}
+        gathered = self._gathered()
         numbers, spent, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
         yield from self._finish(number, stops=False)
         if self.settings is not None:
@@ -501,7 +518,7 @@ class _Training:
         self.seconds["evaluate"] += time.perf_counter() - at
         found = self._evaluate()
         self.network.load_state_dict(weights)
-        if finishes:
+        if gathered is not None:
             method.load_state_dict(learner, gathered)
             engine.forget("train")  # what it captured
         engine.load_state_dict(numbers)
@@ -635,6 +652,7 @@ class _Training:
     def _result(self) -> Result:
         repair = self.repair
         tracker = repair.tracker
+        changes = tracker.task_changes() if self.method.tells_sensitivity else {}  # else they are the finetuning's
         return Result(
             accuracy_matrix=tuple(self.class_il),
             task_il_matrix=tuple(self.task_il),
@@ -645,7 +663,9 @@ class _Training:
             task_changes=tuple((row.task, row.epoch, repair.groups(row)) for row in tracker.between_tasks),
             tensor_changes=repair.tensor_changes(),
             boundaries=tuple(dynamics.boundaries([repair.weights(row) for row in tracker.between_epochs])),
-            profile=repair.selection.profile(tracker.task_changes(), len({row.task for row in tracker.between_tasks})),
+            profile=repair.selection.profile(
+                changes, len({row.task for row in tracker.between_tasks}) if changes else 0
+            ),
             finetunings=tuple(self.finetunings),
             flops=self.learner.ledger.to_dict(),
             seconds={phase: round(value, 3) for phase, value in self.seconds.items()},
@@ -662,9 +682,14 @@ class _Training:
             groups = numbers.pop("groups")
             finetune = {name: getattr(value, "item", lambda value=value: value)() for name, value in numbers.items()}
             finetune["groups"] = groups if isinstance(groups, str) else list(groups)
+        self._data = self._data or data_checksum(self.stream)
+        own: tuple[Any, ...] = fields(self.method) if is_dataclass(self.method) else ()
+        options = {one.name: getattr(self.method, one.name) for one in own if one.init}
         return {
             "stream": self.stream.name,
+            "data": self._data,
             "method": type(self.method).__name__,
+            **{name: value for name, value in options.items() if isinstance(value, bool | int | float | str)},
             "epochs": self.epochs,
             "batch": self.batch,
             "lr": self.lr,
@@ -679,11 +704,15 @@ class _Training:
         }
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """An error if ``state`` is of a run with other settings."""
+        """An error if ``state`` is none, or of a run with other settings or data."""
+        if not isinstance(state, Mapping) or not {"place", "network", "before", "finetuning"} <= state.keys():
+            raise ValueError(f"state is a {type(state).__name__} that is not of a run; it must be what state_dict gave")
         saved = state.get("settings", {})  # states of before 0.17 have none
         trained = state["before"] is not None and state["finetuning"] is None  # any finetuning may follow: see Trained
         for name, here in self._kept().items():
             if saved.get(name, here) != here and not (name == "finetune" and trained):
+                if name == "data":
+                    raise ValueError(f"{self.stream.name!r} holds other data than the run had that the state is of")
                 was = f"the state is of a run with {saved[name]!r}: go on with that, or begin anew"
                 raise ValueError(f"{name} is {here!r}, but {was}")
 
@@ -880,14 +909,14 @@ def _costs(
     return known((repr(network), takes, repr(method), stream.shape, stream.classes, len(stream.tasks), replay, freeze))
 
 
-def _freeze(network: nn.Module, names: Collection[str]) -> None:
-    """Parameters take no gradients any more, statistics are no longer updated."""
+def _freeze(network: nn.Module, names: Collection[str], *, frozen: bool = True) -> None:
+    """Parameters take no gradients any more, statistics are no longer updated; or they do and are again."""
     for name, parameter in network.named_parameters():
         if name in names:
-            parameter.requires_grad_(False)
+            parameter.requires_grad_(not frozen)
     for path, module in network.named_modules():
         if any(joined(path, name) in names for name, _ in module.named_buffers(recurse=False)):
-            module.training = False  # of this module alone
+            module.training = network.training and not frozen  # of this module alone
 
 
 def with_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
