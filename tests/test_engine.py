@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from forgetless import METHODS, Finetune, catalogue, networks, train
-from forgetless.engine import Engine
+from forgetless.engine import Engine, has_bf16
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
 from forgetless.stream import Split, Stream, Task
@@ -144,13 +144,36 @@ def test_a_device_that_is_not_there_is_refused(name, match):
 
 
 def test_bf16_without_instructions_is_refused(monkeypatch):
-    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr("forgetless.engine.has_bf16", lambda: False)
     with pytest.raises(ValueError, match="this CPU has no instructions for it; use fp32"):
         Engine(precision="bf16")
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16 instructions")
-def test_bf16_is_near_fp32_and_leaves_weights_in_fp32():
+@pytest.mark.parametrize(
+    ("machine", "instructions", "found"),
+    [
+        ("x86_64", (), False),  # where oneDNN says that it computes in bf16
+        ("x86_64", ("_is_amx_tile_supported",), True),
+        ("AMD64", ("_is_avx512_bf16_supported",), True),
+        ("aarch64", (), True),
+    ],
+)
+def test_the_instructions_for_bf16_are_looked_for(machine, instructions, found, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: True)
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda name=name: name in instructions, raising=False)
+    assert has_bf16() is found
+
+
+COMPUTES_BF16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN does not compute in bf16 on this CPU"
+)
+
+
+@COMPUTES_BF16
+def test_bf16_is_near_fp32_and_leaves_weights_in_fp32(monkeypatch):
+    monkeypatch.setattr("forgetless.engine.has_bf16", lambda: True)  # where it is slow too
     torch.manual_seed(0)
     network, x = networks.mlp(6, inputs=40), torch.rand(8, 40)
     logits = Engine(precision="bf16").forward(network, x)
@@ -164,9 +187,9 @@ def test_bf16_is_near_fp32_and_leaves_weights_in_fp32():
         assert (found - wanted).norm() / wanted.norm() < 2e-2
 
 
-def test_frozen_weights_take_no_gradients_in_bf16(device):
-    if device == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this CPU has no bf16 instructions")
+@COMPUTES_BF16
+def test_frozen_weights_take_no_gradients_in_bf16(device, monkeypatch):
+    monkeypatch.setattr("forgetless.engine.has_bf16", lambda: True)
     network = networks.mlp(6, inputs=40).to(device)
     network.fc2.requires_grad_(False)
     learned = [p for p in network.parameters() if p.requires_grad]

@@ -286,6 +286,14 @@ def find_device(name: torch.device | str) -> torch.device:
     return device
 
 
+def has_bf16() -> bool:
+    """Whether this CPU has instructions for bfloat16; without them oneDNN computes in it too, slower than in fp32."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        known = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")  # the second not in every version of torch
+        return any(getattr(torch.cpu, name, lambda: False)() for name in known)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def check_precision(precision: str, device: torch.device) -> None:
     """An error unless this device computes in this precision at speed."""
     check_one_of("precision", precision, PRECISIONS)
@@ -293,7 +301,7 @@ def check_precision(precision: str, device: torch.device) -> None:
         return
     if precision == "tf32":
         raise ValueError("precision is 'tf32', which is for GPUs; on a CPU use fp32, or bf16 where it has instructions")
-    if precision == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if precision == "bf16" and not has_bf16():
         raise ValueError("precision is 'bf16', but this CPU has no instructions for it; use fp32")
 
 
