@@ -118,6 +118,7 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
             "method './mine.py:Mine' is a file; it must be module:object, mine:Mine",
         ),
         (["run", "seq-digits", "own/mine.py:Mine"], "is a file; it must be module:object, own.mine:Mine"),
+        (["run", "seq-digits", "/elsewhere/mine.py:Mine"], "is a file; it must be module:object, mine:Mine"),
         (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of this command"),
         (["run", "seq-digits", "er", "--epochs", "0"], "error: epochs is 0; it must be a whole number of 1 or more"),
         (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5; 10 examples are drawn at a time"),

@@ -122,7 +122,10 @@ def load(kind: str, name: str) -> Any:
     if not colon:
         module, _, attribute = path.rpartition(".")
     if module.endswith(".py") or module.startswith("."):
-        named = ".".join(part for part in Path(module).with_suffix("").parts if part not in ("/", ".."))
+        file = Path(module).with_suffix("")
+        if file.is_relative_to(Path.cwd()):
+            file = file.relative_to(Path.cwd())
+        named = file.name if file.is_absolute() or ".." in file.parts else ".".join(file.parts)
         raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {named}:{attribute}")
     if str(Path.cwd()) not in sys.path and name not in table:
         sys.path.insert(0, str(Path.cwd()))  # a user's file beside the command

@@ -74,9 +74,10 @@ class FPF:
     With "auto" nothing is finetuned before a shift of the data has been seen, since Eq. 1 compares two tasks. S_g is
     the mean over the shifts seen; the groups are chosen at the first finetuning that can, and kept. Deviations from
     the paper are those of ``dynamics.sensitivity`` and ``dynamics.select``. Parameters that are frozen when the
-    object is made are neither tracked nor finetuned, nor are statistics of batch norm that never moved. A network has
-    one FPF: the finetunings of another would count as its training. Between finetunings ``observe`` costs the write of
-    one batch to the buffer, and every ``window`` steps one copy of the parameters and one read by the host.
+    object is made are neither tracked nor finetuned, nor are statistics of batch norm that never moved; those frozen
+    later are left out as long as they are. A network has one FPF: the finetunings of another would count as its
+    training. Between finetunings ``observe`` costs the write of one batch to the buffer, and every ``window`` steps one
+    copy of the parameters and one read by the host.
     """
 
     def __init__(

@@ -678,10 +678,9 @@ class _Training:
         """The settings that are the same in all parts of a run."""
         finetune = None
         if self.settings is not None:
-            numbers = asdict(self.settings)
-            groups = numbers.pop("groups")
-            finetune = {name: getattr(value, "item", lambda value=value: value)() for name, value in numbers.items()}
-            finetune["groups"] = groups if isinstance(groups, str) else list(groups)
+            given = asdict(self.settings)
+            given["groups"] = given["groups"] if isinstance(given["groups"], str) else list(given["groups"])
+            finetune = {name: value.item() if hasattr(value, "item") else value for name, value in given.items()}
         self._data = self._data or data_checksum(self.stream)
         own: tuple[Any, ...] = fields(self.method) if is_dataclass(self.method) else ()
         options = {one.name: getattr(self.method, one.name) for one in own if one.init}
