@@ -394,6 +394,26 @@ def test_a_state_of_before_settings_were_kept_in_it_still_goes_on():
     assert again[1] == told
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_a_compiled_network_goes_on_bit_for_bit_and_is_the_same_each_time(tmp_path):
+    """Of each kind the first step is counted, and is not compiled: that must be the same one. Here it can be told."""
+
+    def backend(graph, _):
+        return lambda *inputs: [1.01 * output for output in graph(*inputs)]
+
+    def begin(state=None):
+        network = torch.compile(with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), 0), backend=backend)
+        return train(STREAM, DERpp(), network, batch=4, buffer=36, finetune=FINETUNE["k-fpf"], seed=3, state=state)
+
+    weights, told = outcome(begin())
+    run = begin()
+    next(event for event in run if isinstance(event, Stepped))
+    save(run.state_dict(), {}, tmp_path / "c")
+    for again in (outcome(begin()), outcome(begin(load(tmp_path / "c")[0]))):
+        assert torch.equal(again[0], weights)
+        assert again[1] == told
+
+
 def test_numbers_of_numpy_are_plain_in_a_state(tmp_path):
     numpy = pytest.importorskip("numpy")
     finetune = Finetune.k_fpf(numpy.int64(7), steps=numpy.int64(4), lr=numpy.float64(0.3), batch=numpy.int64(12))

@@ -30,7 +30,7 @@ from forgetless.evaluation import Accuracies, evaluate
 from forgetless.feed import Feed, batch_sizes
 from forgetless.finetuning import Finetune
 from forgetless.flops import known, training_flops
-from forgetless.grouping import joined, unwrap
+from forgetless.grouping import compiled, joined, unwrap
 from forgetless.learner import Batch, Learner
 from forgetless.methods import Method
 from forgetless.methods.method import check_declared, stepped
@@ -731,6 +731,7 @@ class _Training:
             "finishing": self.finishing,
             "before": self.before,
             "ledger": self.learner.ledger.state_dict(),
+            "costs": [[key, flops] for key, flops in self.learner.costs.items()] if compiled(self.network) else [],
             "engine": self.engine.state_dict(),
             "untrained": self.untrained,
             "class_il": list(self.class_il),
@@ -767,6 +768,7 @@ class _Training:
         waits = state["waits"]
         self.waits = None if waits is None else {name: rows.to(self.engine.device) for name, rows in waits.items()}
         self.learner.ledger.load_state_dict(state["ledger"])
+        self.learner.costs.update({_hashable(key): flops for key, flops in state.get("costs", [])})
         self.untrained = tuple(state["untrained"])
         self.class_il = [tuple(row) for row in state["class_il"]]
         self.task_il = [tuple(row) for row in state["task_il"]]
@@ -774,6 +776,11 @@ class _Training:
         self.finetunings = [Repaired(step, tuple(groups), *losses) for step, groups, *losses in state["finetunings"]]
         self.seconds = dict(state["seconds"])
         self.engine.load_state_dict(state["engine"])
+
+
+def _hashable(value: Any) -> Any:
+    """With tuples for lists, as it was before it was written down."""
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def copied(value: Any, device: str | None = None) -> Any:
@@ -901,8 +908,11 @@ class Repair:
 def _costs(
     method: Method, network: nn.Module, stream: Stream, replay: int, freeze: tuple[str, ...]
 ) -> dict[object, int]:
-    """What runs like this one are known to cost; of methods and networks of forgetless only, whose text says it all."""
-    if not (is_own(method) and is_own(unwrap(network))):
+    """What runs like this one are known to cost; of methods and networks of forgetless only, whose text says it all.
+
+    A step that is counted is not compiled, and a network that is compiled must not do other steps so each time.
+    """
+    if not (is_own(method) and is_own(unwrap(network))) or compiled(network):
         return {}
     takes = tuple(parameter.requires_grad for parameter in network.parameters())
     return known((repr(network), takes, repr(method), stream.shape, stream.classes, len(stream.tasks), replay, freeze))
