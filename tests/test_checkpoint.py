@@ -375,7 +375,7 @@ def test_a_state_of_other_data_or_a_method_with_other_settings_is_refused(stream
     next(event for event in run if isinstance(event, Stepped))
     with pytest.raises(ValueError, match=match):
         begin(stream, method, run.state_dict())
-    assert begin(STREAM, DERpp(), run.state_dict())
+    begin(STREAM, DERpp(), run.state_dict())  # is taken
 
 
 @pytest.mark.parametrize("state", [{}, "x", {"place": [0, 0, 0, 0]}], ids=["empty", "a word", "in part"])

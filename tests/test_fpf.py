@@ -989,8 +989,7 @@ def test_examples_that_were_taken_over_stay_when_the_network_moves_before_the_fi
     for x, y in list(shifting(shape))[:10]:
         old.observe(x, y)
     new.buffer.load_state_dict(old.buffer.state_dict())
-    elsewhere = torch.device("meta")
-    new.buffer._device = elsewhere  # as if it had been made when the network was on another device
+    new.buffer._device = torch.device("meta")  # as if it had been made when the network was on another device
     new.settle()
     assert new.buffer.device == torch.device("cpu")
     assert torch.equal(new.buffer["x"], old.buffer["x"])

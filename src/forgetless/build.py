@@ -372,7 +372,8 @@ class _Pack:
         key = stream_key(settings)
         if key not in self.streams:
             stream, device = build_stream(settings), find_device(settings.device)
-            self.streams[key] = stream.to(device, images=fits(stream, device)), checkpoint.data_checksum(stream)
+            stream = stream.to(device, images=fits(stream, device))
+            self.streams[key] = stream, checkpoint.data_checksum(stream)
         stream, data = self.streams[key]
         sources, state = self.sources.get(settings.id, {}), copied(one.state)
         one.kept = Kept(settings, stream, self.out, self.schedule, sources=sources, data=data, state=state)

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -111,8 +112,17 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
             warnings.warn(f"{said}: the run goes on, but {differs}", stacklevel=2)
 
 
+_CHECKSUMS: WeakKeyDictionary[Stream, str] = WeakKeyDictionary()  # the runs of a pack share a stream
+
+
 def data_checksum(stream: Stream) -> str:
     """Of how a stream is prepared, its shapes, its labels, and up to a thousand of its images in each split."""
+    if stream not in _CHECKSUMS:
+        _CHECKSUMS[stream] = _checksum_of_data(stream)
+    return _CHECKSUMS[stream]
+
+
+def _checksum_of_data(stream: Stream) -> str:
     prepared = (stream.name, stream.mean, stream.std, stream.pad, stream.flip)
     found = zlib.crc32(str((*prepared, "mirror") if stream.mirror else prepared).encode())
     for task in stream.tasks:

@@ -42,6 +42,11 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     return [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame)]
 
 
+def blamed_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The same, or where what caused the error came from."""
+    return own_frames(error) or (own_frames(error.__cause__) if error.__cause__ else [])
+
+
 def check_number(
     name: str, value: object, *, above: float | None = None, least: float | None = None, most: float | None = None
 ) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import forgetless
 from forgetless import catalogue, page, record, report
-from forgetless.checks import check_one_of, own_frames
+from forgetless.checks import blamed_frames, check_one_of, own_frames
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule
 
@@ -591,8 +591,7 @@ def main() -> None:
         notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
-        frames = own_frames(error) or (own_frames(error.__cause__) if error.__cause__ else [])
-        if not frames:  # a mistake of the library's: all of it is needed
+        if not (frames := blamed_frames(error)):  # a mistake of the library's: all of it is needed
             raise
         notes.print(f"error: {type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
         _say_places(frames)

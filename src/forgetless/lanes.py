@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from forgetless.checks import check_whole, own_frames
+from forgetless.checks import blamed_frames, check_whole
 from forgetless.training import Ended, Event, Run, Stepped
 
 MOST = 16  # lanes tried when the number is left open
@@ -46,7 +46,7 @@ class Failed:
     def of(error: Exception) -> Failed:
         """The error with its trace as text: the frames would keep the run's network and graphs alive."""
         trace = "".join(traceback.format_exception(error))
-        own = own_frames(error) or (own_frames(error.__cause__) if error.__cause__ else [])
+        own = blamed_frames(error)
         place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
         chain: list[BaseException] = [error]
         for one in chain:

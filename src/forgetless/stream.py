@@ -48,7 +48,7 @@ class Task:
     classes: tuple[int, ...]  # the labels that occur
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stream:
     """Tasks in order, and how images are prepared: scaled to [0, 1], then (x − mean) / std; crop, flip to train.
 

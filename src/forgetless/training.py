@@ -326,7 +326,7 @@ class _Training:
         self.capacity, self.policy, self.weight_decay = capacity, policy, weight_decay
         self.settings, self.freeze = settings, freeze
         self.anytime, self.seed, self._resident = anytime, seed, resident
-        self._data: str | None = None  # its checksum, once it was asked for
+        self._given = stream  # as its caller has it, whose checksum is known for all runs that share it
         self.resumable = False
         self.step = self.number = self.epoch = self.index = 0  # steps made; of this task, epoch and batch, from 0
         self.untrained: tuple[float, ...] = ()
@@ -681,12 +681,11 @@ class _Training:
             given = asdict(self.settings)
             given["groups"] = given["groups"] if isinstance(given["groups"], str) else list(given["groups"])
             finetune = {name: value.item() if hasattr(value, "item") else value for name, value in given.items()}
-        self._data = self._data or data_checksum(self.stream)
         own: tuple[Any, ...] = fields(self.method) if is_dataclass(self.method) else ()
         options = {one.name: getattr(self.method, one.name) for one in own if one.init}
         return {
             "stream": self.stream.name,
-            "data": self._data,
+            "data": data_checksum(self._given),
             "method": type(self.method).__name__,
             **{name: value for name, value in options.items() if isinstance(value, bool | int | float | str)},
             "epochs": self.epochs,
