@@ -28,7 +28,8 @@ from forgetless.stream import Stream
 from forgetless.training import Ended
 from provenance import provenance
 
-K_FPF = {"repair": "k-fpf", "every": 1500, "steps": 100, "threshold": 0.3}
+# Given, not from the presets, which are searched for anew: the rates are for these numbers of steps.
+K_FPF = {"repair": "k-fpf", "every": 1500, "steps": 100, "threshold": 0.3, "lr": 0.01, "ft_lr": 0.03}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "k-fpf-ce": ("sgd", K_FPF),
     "k-fpf-kd": ("sgd", K_FPF | {"kd": 0.1}),

@@ -1,8 +1,9 @@
 """The kernels behind ``norm.batch_norm``, in Triton. Images are channels-last: a matrix with a row for each pixel.
 
 Forward: one kernel takes mean and squared deviation of chunks of rows, a second merges them (Chan et al. 1979) and
-writes the output. Backward likewise: sums over chunks, then the gradients. Nothing is added atomically, so the same
-input gives the same bits.
+writes the output. Backward likewise: sums over chunks, then the gradients. Where the ReLU let through is seen from x,
+with a residual from y, and then kept as the residual's gradient: reading is what takes time. Nothing is added
+atomically, so the same input gives the same bits.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -18,10 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 BLOCK = 32  # channels of a program
-TILE, WARPS = 64, 4  # rows it holds at a time; the fastest of six choices on an H200
-LONG, LONG_TILE, LONG_WARPS = 2048, 128, 8  # from so many rows a program: one run alone is faster, eight not slower
+TILE, BACKWARD_TILE, WARPS = 256, 128, 4  # rows it holds at a time; of twelve choices the fastest in eight lanes
 CHUNKS = 64  # partial sums of one pass and channel, at most
-PROGRAMS = 128  # wanted for one launch: with 256 one run alone is no faster, and eight in lanes are slower
+PROGRAMS = 128  # wanted for one launch: with 256 one run alone is faster, and eight in lanes are slower
 
 
 @triton.jit(do_not_specialize=["chunks", "chunk"])
@@ -35,19 +35,18 @@ def _statistics(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     real = column < channels
     first = tl.load(x + start * channels + column, real, other=0.0).to(tl.float32)
-    away = tl.zeros((TILE, BLOCK), tl.float32)
-    square = tl.zeros((TILE, BLOCK), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    square = tl.zeros((BLOCK,), tl.float32)
     for at in range(start, end, TILE):
         row = at + tl.arange(0, TILE)
         inside = (row < end)[:, None] & real[None, :]
         values = tl.load(x + row[:, None] * channels + column[None, :], inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, values - first[None, :], 0.0)
-        away += apart
-        square += apart * apart
+        total += tl.sum(apart, 0)
+        square += tl.sum(apart * apart, 0)
     count = (end - start).to(tl.float32)
-    total = tl.sum(away, 0)
     tl.store(means + part * channels + column, first + total / count, real)
-    tl.store(squares + part * channels + column, tl.sum(square, 0) - total * total / count, real)
+    tl.store(squares + part * channels + column, square - total * total / count, real)
 
 
 @triton.jit
@@ -107,10 +106,10 @@ def _apply(
 
 @triton.jit(do_not_specialize=["chunks", "chunk"])
 def _sums(
-    dy, x, y, mean_of, rate_of, plain, weighted, rows, channels, chunks, chunk,
-    RELU: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    dy, x, y, weight, bias, mean_of, rate_of, plain, weighted, dresidual, rows, channels, chunks, chunk,
+    RELU: tl.constexpr, RESIDUAL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Σ g and Σ g · x̂ over a chunk of rows, g the gradient where the ReLU let through."""
+    """Σ g and Σ g · x̂ over a chunk of rows, g the gradient where the ReLU let through, the residual's too."""
     part = tl.program_id(0)
     turn = part // chunks
     start = turn * rows + (part % chunks) * chunk
@@ -119,19 +118,27 @@ def _sums(
     real = column < channels
     mean = tl.load(mean_of + turn * channels + column, real, other=0.0)
     rate = tl.load(rate_of + turn * channels + column, real, other=0.0)
-    first = tl.zeros((TILE, BLOCK), tl.float32)
-    second = tl.zeros((TILE, BLOCK), tl.float32)
+    if RELU and not RESIDUAL:
+        scale = tl.load(weight + column, real, other=0.0) * rate
+        shift = tl.load(bias + column, real, other=0.0) - mean * scale
+    first = tl.zeros((BLOCK,), tl.float32)
+    second = tl.zeros((BLOCK,), tl.float32)
     for at in range(start, end, TILE):
         row = at + tl.arange(0, TILE)
         inside = (row < end)[:, None] & real[None, :]
         place = row[:, None] * channels + column[None, :]
         g = tl.load(dy + place, inside, other=0.0).to(tl.float32)
+        value = tl.load(x + place, inside, other=0.0).to(tl.float32)
         if RELU:
-            g = tl.where(tl.load(y + place, inside, other=0.0) > 0, g, 0.0)
-        first += g
-        second += g * (tl.load(x + place, inside, other=0.0).to(tl.float32) - mean[None, :])
-    tl.store(plain + part * channels + column, tl.sum(first, 0), real)
-    tl.store(weighted + part * channels + column, tl.sum(second, 0) * rate, real)
+            if RESIDUAL:
+                g = tl.where(tl.load(y + place, inside, other=0.0) > 0, g, 0.0)
+                tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), inside)
+            else:
+                g = tl.where(value * scale[None, :] + shift[None, :] > 0, g, 0.0)
+        first += tl.sum(g, 0)
+        second += tl.sum(g * (value - mean[None, :]), 0)
+    tl.store(plain + part * channels + column, first, real)
+    tl.store(weighted + part * channels + column, second * rate, real)
 
 
 @triton.jit
@@ -144,9 +151,9 @@ def _totals(plain, weighted, turn, column, channels, chunks, CHUNKS: tl.constexp
 
 @triton.jit(do_not_specialize=["chunks", "chunk", "passes"])
 def _gradients(
-    dy, x, y, weight, mean_of, rate_of, plain, weighted, dx, dresidual, dweight, dbias,
+    through, x, weight, bias, mean_of, rate_of, plain, weighted, dx, dweight, dbias,
     rows, channels, chunks, chunk, passes,
-    RELU: tl.constexpr, RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    MASKED: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     turn = part // chunks
@@ -167,20 +174,20 @@ def _gradients(
     mean = tl.load(mean_of + turn * channels + column, real, other=0.0)
     rate = tl.load(rate_of + turn * channels + column, real, other=0.0)
     scale = tl.load(weight + column, real, other=0.0) * rate
+    if MASKED:
+        shift = tl.load(bias + column, real, other=0.0) - mean * scale
     first = first / rows
     second = second / rows * rate
     for at in range(start, end, TILE):
         row = at + tl.arange(0, TILE)
         inside = (row < end)[:, None] & real[None, :]
         place = row[:, None] * channels + column[None, :]
-        g = tl.load(dy + place, inside, other=0.0).to(tl.float32)
-        if RELU:
-            g = tl.where(tl.load(y + place, inside, other=0.0) > 0, g, 0.0)
-        if RESIDUAL:
-            tl.store(dresidual + place, g.to(dresidual.dtype.element_ty), inside)
-        apart = tl.load(x + place, inside, other=0.0).to(tl.float32) - mean[None, :]
-        value = scale[None, :] * (g - first[None, :] - apart * second[None, :])
-        tl.store(dx + place, value.to(dx.dtype.element_ty), inside)
+        g = tl.load(through + place, inside, other=0.0).to(tl.float32)
+        value = tl.load(x + place, inside, other=0.0).to(tl.float32)
+        if MASKED:
+            g = tl.where(value * scale[None, :] + shift[None, :] > 0, g, 0.0)
+        found = scale[None, :] * (g - first[None, :] - (value - mean[None, :]) * second[None, :])
+        tl.store(dx + place, found.to(dx.dtype.element_ty), inside)
 
 
 class _Layout:
@@ -193,8 +200,7 @@ class _Layout:
         self.columns = triton.cdiv(self.channels, BLOCK)
         wanted = max(1, min(CHUNKS, PROGRAMS // (passes * self.columns)))
         rows = triton.cdiv(self.rows, wanted)
-        self.tile, self.warps = (TILE, WARPS) if rows < LONG else (LONG_TILE, LONG_WARPS)
-        self.chunk = triton.cdiv(rows, self.tile) * self.tile
+        self.chunk = triton.cdiv(rows, 64) * 64
         self.chunks = triton.cdiv(self.rows, self.chunk)
 
     @property
@@ -216,36 +222,37 @@ class _BatchNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         saved = torch.empty((2, passes, layout.channels), dtype=torch.float32, device=x.device)
         _statistics[layout.grid](
-            x, means, squares, layout.rows, layout.channels, layout.chunks, layout.chunk, layout.tile, BLOCK,
-            num_warps=layout.warps,
+            x, means, squares, layout.rows, layout.channels, layout.chunks, layout.chunk, TILE, BLOCK,
+            num_warps=WARPS,
         )  # fmt: skip
         _apply[layout.grid](
             x, x if residual is None else residual, weight, bias, y, means, squares, saved[0], saved[1],
             bn.running_mean, bn.running_var, layout.rows, layout.channels, layout.chunks, layout.chunk, passes,
-            bn.momentum, bn.eps, relu, residual is not None, CHUNKS, layout.tile, BLOCK, num_warps=layout.warps,
+            bn.momentum, bn.eps, relu, residual is not None, CHUNKS, TILE, BLOCK, num_warps=WARPS,
         )  # fmt: skip
-        ctx.save_for_backward(x, y if relu else x, weight, saved)
+        ctx.save_for_backward(x, y if relu and residual is not None else x, weight, bias, saved)
         ctx.relu, ctx.residual, ctx.passes = relu, residual is not None, passes
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, weight, saved = ctx.saved_tensors
+        x, y, weight, bias, saved = ctx.saved_tensors
         layout = _Layout(x, ctx.passes)
         dy = dy.to(x.dtype).contiguous(memory_format=torch.channels_last)
         plain, weighted = layout.partial(x)
         dx = torch.empty_like(x)
-        dresidual = torch.empty_like(x) if ctx.residual and ctx.relu else dy
+        dresidual = torch.empty_like(x) if ctx.relu and ctx.residual else dy
         dweight, dbias = torch.empty((2, layout.channels), dtype=torch.float32, device=x.device)
         _sums[layout.grid](
-            dy, x, y, saved[0], saved[1], plain, weighted, layout.rows, layout.channels, layout.chunks, layout.chunk,
-            ctx.relu, layout.tile, BLOCK, num_warps=layout.warps,
+            dy, x, y, weight, bias, saved[0], saved[1], plain, weighted, dresidual,
+            layout.rows, layout.channels, layout.chunks, layout.chunk,
+            ctx.relu, ctx.residual, BACKWARD_TILE, BLOCK, num_warps=WARPS,
         )  # fmt: skip
         _gradients[layout.grid](
-            dy, x, y, weight, saved[0], saved[1], plain, weighted, dx, dresidual, dweight, dbias,
-            layout.rows, layout.channels, layout.chunks, layout.chunk, ctx.passes, ctx.relu,
-            ctx.residual and ctx.relu, CHUNKS, layout.tile, BLOCK, num_warps=layout.warps,
+            dresidual, x, weight, bias, saved[0], saved[1], plain, weighted, dx, dweight, dbias,
+            layout.rows, layout.channels, layout.chunks, layout.chunk, ctx.passes, ctx.relu and not ctx.residual,
+            CHUNKS, BACKWARD_TILE, BLOCK, num_warps=WARPS,
         )  # fmt: skip
         return dx, dweight, dbias, dresidual if ctx.residual else None, None, None, None
 
