@@ -1,6 +1,7 @@
 import copy
 import pickle
 import sys
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -1063,3 +1064,110 @@ def test_a_default_device_of_torch_is_not_the_buffers():
     with torch.device("meta"):
         fpf.observe(x, y)
     assert torch.equal(fpf.buffer["x"], x)
+
+
+def in_two_tasks(model, fpf, between=lambda: None):
+    """``run``, with something between the tasks, told as a boundary; not yet finished."""
+    for step, (x, y) in enumerate(shifting((16,))):
+        if step == 60:
+            fpf.boundary()
+            between()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        optimizer.zero_grad()
+        logits = model(x)
+        F.cross_entropy(logits, y).backward()
+        optimizer.step()
+        fpf.observe(x, y, logits)
+
+
+def normalised(affine=True):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(16, 12), nn.BatchNorm1d(12, affine=affine), nn.ReLU())
+    neck = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.ReLU())
+    return nn.Sequential(OrderedDict(body=body, neck=neck, head=nn.Linear(12, 4)))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tested", [False, True])
+def test_statistics_of_a_part_frozen_on_the_way_stay_also_after_a_test(tested, affine):
+    model = normalised(affine)
+    fpf = FPF(model, capacity=50, groups="all", steps=5)
+    in_two_tasks(model, fpf, lambda: model.body.requires_grad_(False).eval())
+    before = copy.deepcopy(model.state_dict())
+    if tested:
+        model.eval()
+    done = fpf.finish()
+    assert "neck.1.running_mean" in done.names
+    still = {name for name, tensor in model.state_dict().items() if torch.equal(tensor, before[name])}
+    assert {name for name in before if name.startswith("body")} <= still
+    assert not {"neck.1.running_mean", "neck.1.num_batches_tracked", "head.weight"} & still
+    assert model.neck.training == (not tested)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_statistics_of_a_layer_that_trains_in_evaluation_mode_stay_also_after_a_test(again):
+    model = normalised()
+    fpf = FPF(model, capacity=50, groups="all", steps=5)
+    model.body[1].eval()
+    in_two_tasks(model, fpf)
+    if again:  # in another process
+        state, fpf = fpf.state_dict(), FPF(model, capacity=50, groups="all", steps=5)
+        fpf.load_state_dict(state)
+    before = copy.deepcopy(model.state_dict())
+    model.eval()
+    done = fpf.finish()
+    assert {"body.1.weight", "neck.1.running_mean"} <= set(done.names)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(model.state_dict()[f"body.1.{name}"], before[f"body.1.{name}"])
+    assert model.neck[1].num_batches_tracked == before["neck.1.num_batches_tracked"] + 5
+
+
+class Counting(nn.Module):
+    """Takes the mean of all inputs seen away, and counts them."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.count += len(x)
+            self.mean += (x - self.mean).sum(0) / self.count
+        return x - self.mean
+
+
+@pytest.mark.parametrize("groups", ["auto", "all"])
+def test_buffers_of_a_users_module_move_together_and_only_if_named(groups):
+    torch.manual_seed(0)
+    model = nn.Sequential(Counting(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    fpf = FPF(model, capacity=60, groups=groups, threshold=0.0, steps=5, batch=10)
+    in_two_tasks(model, fpf)
+    mean, count = model[0].mean.clone(), int(model[0].count)
+    done = fpf.finish()
+    assert ("0.mean" in done.names) == (groups == "all")
+    assert torch.equal(model[0].mean, mean) == (groups == "auto")
+    assert int(model[0].count) == count + (50 if groups == "all" else 0)
+
+
+def test_a_layer_added_on_the_way_is_refused():
+    model = networks.mlp(4, inputs=16, hidden=(8,))
+    fpf = FPF(model, window=5)
+    with pytest.raises(ValueError, match=r"the network has other\.weight, which it did not have when tracking began"):
+        in_two_tasks(model, fpf, lambda: model.add_module("other", nn.Linear(8, 4)))
+
+
+def test_a_finetuning_leaves_the_seed_that_waits_for_devices_not_yet_used():
+    if torch.cuda.is_initialized():
+        pytest.skip("CUDA has been used in this process: no seed waits for it")
+
+    def waiting():
+        queued = torch.cuda._lazy_seed_tracker.manual_seed_all_cb
+        return [cell.cell_contents for cell in queued[0].__closure__]
+
+    torch.manual_seed(7)
+    assert waiting() == [7]
+    fpf = FPF(networks.mlp(4, inputs=16, hidden=(8,)), groups="all", steps=2)
+    fpf.observe(torch.rand(40, 16), torch.arange(40) % 4)
+    fpf.finish()
+    assert waiting() == [7]

@@ -21,7 +21,7 @@ from forgetless.methods.sgd import SGD
 from forgetless.methods.si import SI
 from forgetless.networks import mlp
 from forgetless.presets import preset
-from forgetless.stream import Split, Stream, Task
+from forgetless.stream import Split, Stream, Task, from_tensors
 from forgetless.training import Ended, train, with_seed
 from helpers import learner, small_stream
 
@@ -285,6 +285,23 @@ def test_pruning_keeps_the_largest_of_the_free_weights():
     last = prune(weight, now, 2, 1.0)
     assert last.tolist() == [[0, 1, 2], [1, 2, 2]]
     assert torch.equal(prune(weight, last, 3, 1.0), last)  # none left
+
+
+def test_packnet_trains_a_network_of_tokens():
+    class Bag(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.hidden, self.fc = nn.Embedding(50, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.fc(self.hidden(self.embedding(x).mean(1)).relu())
+
+    tokens = torch.randint(50, (80, 6), generator=torch.Generator().manual_seed(0))
+    stream = from_tensors(tokens, torch.arange(80) % 4, [2, 2])
+    made = PackNet()
+    *_, end = train(stream, made, with_seed(Bag, 0), batch=10, lr=0.1)
+    assert made.hidden == ["hidden"]
+    assert len(end.result.accuracy_matrix) == 2
 
 
 def test_packnet_shares_the_weights_equally_and_never_moves_what_a_task_owns():

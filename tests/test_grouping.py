@@ -1,8 +1,12 @@
+import copy
+from collections import OrderedDict
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import forgetless
 from forgetless import networks
@@ -151,6 +155,23 @@ def test_a_tied_weight_is_there_once_and_belongs_to_the_head():
 def test_a_normalisation_is_known_by_the_name_of_its_class():
     model = nn.Sequential(nn.Linear(3, 4), RMSNorm(), nn.Linear(4, 4), nn.Linear(4, 2))
     assert groups(model)["norm.affine"] == ("1.scale",)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_average_or_a_frozen_copy_beside_the_network_has_no_head(frozen):
+    model = nn.Module()
+    model.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    if frozen:
+        model.teacher = copy.deepcopy(model.net).requires_grad_(False)
+    else:
+        model.average = AveragedModel(model.net)
+    assert groups(model)["head"] == ("net.4.weight", "net.4.bias")
+
+
+def test_a_head_that_is_frozen_is_the_head():
+    model = nn.Sequential(OrderedDict(body=nn.Linear(3, 4), act=nn.ReLU(), head=nn.Sequential(nn.Linear(4, 2))))
+    model.head.requires_grad_(False)
+    assert groups(model)["head"] == ("head.0.weight", "head.0.bias")
 
 
 def test_float_buffers_outside_normalisation_are_a_group_and_counters_are_none():

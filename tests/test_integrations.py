@@ -184,6 +184,30 @@ def test_lightning_goes_on_from_its_checkpoint_in_two_processes(lightning, tmp_p
     assert first["kept"] != second["kept"]
 
 
+def test_a_checkpoint_of_a_training_that_had_ended_gives_its_state_too(lightning, tmp_path):
+    """``fit`` then starts nothing; the next task goes on from there."""
+
+    def make():
+        model = module(lightning)
+        return model, FPF(model.network, **SETTINGS)
+
+    model, fpf = make()
+    first = trainer(lightning.FPFCallback(fpf), tmp_path)
+    first.fit(model, loader(0))
+    first.save_checkpoint(tmp_path / "ended.ckpt")
+    again, again_fpf = make()
+    trainer(lightning.FPFCallback(again_fpf), tmp_path).fit(
+        again, loader(0), ckpt_path=tmp_path / "ended.ckpt", weights_only=True
+    )
+    assert again_fpf.step == fpf.step == 6
+    assert torch.equal(again_fpf.buffer["x"], fpf.buffer["x"])
+    for one, its_fpf in ((model, fpf), (again, again_fpf)):
+        trainer(lightning.FPFCallback(its_fpf), tmp_path).fit(one, loader(1))
+    assert again_fpf.shifts == fpf.shifts == [6]
+    for one, other in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):
     model = module(lightning)
     fpf = FPF(model.network, **SETTINGS)
@@ -335,6 +359,47 @@ def test_hugging_face_goes_on_from_its_checkpoint(huggingface, tmp_path):
         assert torch.equal(one, other)
 
 
+def test_hugging_face_goes_on_from_its_checkpoint_in_two_processes(huggingface, tmp_path):
+    in_processes(2, Path(__file__).parent / "programs" / "huggingface_together.py", tmp_path)
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found["same weights"]
+        assert found["same buffer"]
+        assert found["steps"] == [12, 12]  # 60 examples, 5 in each process at a time, 2 epochs
+        assert found["finetunings"] == [3, 3]
+        assert found["files"] == ["forgetless.pt", "forgetless1.pt"]
+
+
+def test_hugging_face_cannot_make_the_callback_anew(huggingface, tmp_path):
+    steps = {"save_strategy": "steps", "save_steps": 9}
+    model = Model()
+    hugging_trainer(model, Rows(0), huggingface.FPFCallback(FPF(model, **SETTINGS)), tmp_path, **steps).train()
+    again = hugging_trainer(
+        model, Rows(0), huggingface.FPFCallback(FPF(model, **SETTINGS)), tmp_path, **steps,
+        restore_callback_states_from_checkpoint=True,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="fpf is None; .* with restore_callback_states_from_checkpoint"):
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+
+
+def test_a_model_that_makes_inputs_from_the_labels_needs_them_in_the_batch(huggingface, tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 20}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+
+    def train(more):
+        fpf = FPF(model, 20, every=4, steps=2, groups="all", loss=lambda z, y: F.cross_entropy(z.mT, y))
+        ids = torch.arange(6)
+        rows = [{"input_ids": ids + i % 5, "labels": ids} | more for i in range(30)]
+        hugging_trainer(model, rows, huggingface.FPFCallback(fpf), tmp_path).train()
+        return fpf
+
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration makes its decoder's inputs from the labels"):
+        train({})
+    assert train({"decoder_input_ids": torch.arange(6).roll(1)}).finetunings == 4
+
+
 def test_hugging_face_reads_the_state_of_the_checkpoint_it_goes_on_from(huggingface, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 9}
 
@@ -459,3 +524,9 @@ def test_batches_are_joined():
     assert x["a"].tolist() == logits.tolist() == [[1.0], [2.0], [3.0]]
     assert y.tolist() == [1.0, 2.0, 3.0]
     assert joined([(one, one, None), (two, two, None)])[2] is None
+
+
+def test_batches_of_several_lengths_cannot_be_one():
+    seen = [({"ids": torch.zeros(2, length)}, torch.zeros(2), None) for length in (5, 7)]
+    with pytest.raises(ValueError, match=r"x\.ids: batches .* of the shapes \(5,\) and \(7,\); .* pad to one length"):
+        joined(seen)

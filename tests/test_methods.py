@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from forgetless import catalogue, networks
+from forgetless import catalogue, flops, networks
+from forgetless.finetuning import Finetune
 from forgetless.learner import Batch
 from forgetless.methods.agem import AGEM, project
 from forgetless.methods.der import DER
@@ -25,7 +26,7 @@ from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
 from forgetless.stream import Split, Task
-from forgetless.training import train, with_seed
+from forgetless.training import Ended, Trained, train, with_seed
 from helpers import learner, small_stream
 
 STREAM = small_stream()
@@ -408,6 +409,7 @@ def test_gdumb_trains_on_its_memory_alone():
     before = [p.detach().clone() for p in model.parameters()]
     mine = learner(model, STREAM, capacity=24, policy="balanced")
     method = GDumb(memory_epochs=60, lr_high=0.5, cutmix=0.0)
+    method.begin(mine)
     for number, task in enumerate(STREAM.tasks):
         for x, y in zip(task.train.x.split(4), task.train.y.split(4), strict=True):
             method.step(mine, Batch(x, y, number))
@@ -436,6 +438,52 @@ def test_cutmix_pastes_a_box_and_tells_what_is_left():
     assert mixed[0, 0].sum() == 16
     assert bool((mixed[0, 0, 2:6, 2:6] == 1).all())
     assert share == 1 - 16 / 64
+
+
+def test_cutmix_of_examples_with_one_dimension_pastes_a_piece():
+    """Labels are mixed by the share that is left of each of them."""
+    mixed, share = cut_and_mix(torch.zeros(3, 8), torch.ones(3, 8), torch.tensor([0.5, 0.9, 0.5]))
+    assert mixed.tolist() == [[0, 0, 1, 1, 1, 1, 0, 0]] * 3  # half of 8 around 4
+    assert share == 0.5
+
+
+def test_gdumb_does_all_its_epochs_after_a_run_that_was_broken_off():
+    def run(method):
+        model = with_seed(lambda: mlp(6, inputs=4, hidden=(8,)), 0)
+        return train(small_stream(), method, model, batch=6, lr=0.1, buffer=12)
+
+    used = GDumb(memory_epochs=6)
+    broken = run(used)
+    next(event for event in broken if used.epoch == 5)
+    broken.close()
+    ends = [event.result for m in (used, GDumb(memory_epochs=6)) for event in run(m) if isinstance(event, Ended)]
+    assert ends[0].flops == ends[1].flops
+    assert ends[0].accuracy_matrix == ends[1].accuracy_matrix
+
+
+def test_gdumb_starts_from_the_initial_network_also_within_k_fpf():
+    stream = small_stream(per_class=12)
+    model = with_seed(lambda: mlp(6, inputs=4, hidden=(8,)), 0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    method = GDumb(memory_epochs=1, lr_high=1e-12, lr_low=0.0)
+    finetune = Finetune.k_fpf(4, steps=3, groups="all", batch=6)
+    for event in train(stream, method, model, batch=6, lr=0.1, buffer=12, finetune=finetune):
+        if isinstance(event, Trained):
+            after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for name, tensor in before.items():
+        torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-9)
+        assert not torch.equal(model.state_dict()[name], tensor)  # which the last finetuning moved
+
+
+def test_icarl_in_a_second_run_does_not_compute_with_the_network_of_the_first(monkeypatch):
+    used, counted = ICaRL(), []
+    for size, method in ((4, used), (6, used), (6, ICaRL())):
+        monkeypatch.setattr(flops, "_KNOWN", {})
+        model = with_seed(lambda: mlp(6, inputs=4, hidden=(8,)), 0)
+        run = train(small_stream(), method, model, batch=size, lr=0.1, buffer=12)
+        *_, end = run
+        counted.append(end.result.flops["train"])
+    assert counted[1] == counted[2]
 
 
 def test_oewc_with_a_group_frozen_penalises_each_parameter_by_its_own_information():

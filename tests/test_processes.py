@@ -54,6 +54,14 @@ def test_the_statistics_of_batch_norm_agree_after_a_finetuning(together):
     assert first["weights"] == second["weights"]
 
 
+def test_labels_that_are_none_have_no_weight_and_double_precision_stays(together):
+    """One process has 60 labels, the other a single one: the update is that of 61 together."""
+    (one,), (first, second) = together("unlabelled", 1), together("unlabelled", 2)
+    assert first == second
+    assert first["weights"] == pytest.approx(one["weights"], abs=1e-12)
+    assert first["losses"] == pytest.approx(one["losses"], rel=1e-6)
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group of one."""

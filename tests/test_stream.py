@@ -61,6 +61,15 @@ def test_tasks_of_the_same_images_hold_out_the_same_of_them():
     assert torch.equal(held[0], held[2])
 
 
+def test_so_do_tasks_of_the_same_images_that_are_not_those_of_the_first():
+    generator = torch.Generator().manual_seed(0)
+    first, whole = labelled(*([0, 1] * 20)), labelled(*torch.arange(40).remainder(2).sort().values.tolist())
+    whole = whole.of(torch.randperm(40, generator=generator))
+    tasks = tuple(stream.Task(split, split, (0, 1)) for split in (first, whole, whole))
+    held = [task.test.x for task in stream.Stream("mixed", tasks, 2, "domain").validation().tasks]
+    assert torch.equal(held[1], held[2])
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [

@@ -128,10 +128,10 @@ def test_what_is_frozen_in_a_quick_reproduction_are_groups_of_the_streams_networ
 def test_stages_of_batch_norm_are_told_from_the_names(records):
     changes = {
         "conv1.weight": [9.0], "bn1.weight": [0.4], "bn1.bias": [0.2], "bn1.running_mean": [7.0],
-        "block1.0.bn1.weight": [0.1], "block1.0.shortcut.1.weight": [5.0],
+        "block1.0.bn1.weight": [0.1], "block1.0.shortcut.1.weight": [0.5], "block1.0.shortcut.0.weight": [5.0],
     }  # fmt: skip
     made = dataclasses.replace(records[0], tensor_changes=changes)
-    assert studies.movement.stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [0.1]}
+    assert studies.movement.stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [pytest.approx(0.3)]}
 
 
 def test_findings_of_k_and_tau(records):

@@ -200,5 +200,5 @@ def test_a_buffer_that_follows_the_batch_is_told_from_a_layer_that_was_replaced(
     with pytest.raises(ValueError, match=r"state had shape \(8, 2\), now it has \(3, 2\)\. A buffer that follows"):
         tracker.mark()
     model.weight = nn.Parameter(torch.zeros(2, 5))
-    with pytest.raises(ValueError, match="A network with a layer replaced needs an FPF of its own"):
+    with pytest.raises(ValueError, match="A network with a layer replaced or added needs an FPF of its own"):
         tracker.mark()

@@ -311,7 +311,7 @@ class Finetuning:
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
         if self._processes is not None and self._processes.count > 1:
-            value, gradients = self._together(self._processes, value, parameters, gradients, len(rows["y"]))
+            value, gradients = self._together(self._processes, value, parameters, gradients, self._weight(rows["y"]))
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if self._schedule is not None:
@@ -375,6 +375,12 @@ class Finetuning:
         if self._distill:
             value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
         return value
+
+    def _weight(self, y: Tensor) -> int:
+        """Over how many labels the loss of a batch is a mean: cross-entropy's leaves out those that are none."""
+        if self._loss is None and not self._distill and not y.is_floating_point():
+            return int((y != -100).sum())
+        return len(y)
 
     @staticmethod
     def _together(
@@ -524,7 +530,9 @@ def untouched_randomness(generator: torch.Generator) -> Iterator[None]:
     numpy_state = None if numpy is None else numpy.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # ``torch.manual_seed`` is for devices too that no one has used yet
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
         random.seed(seed)
         if numpy is not None:
             numpy.random.seed(seed)
@@ -609,14 +617,21 @@ def unfrozen(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
 def movable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     """Those of ``names`` that are not frozen.
 
-    Frozen are parameters with requires_grad=False, and where the network is in training mode, the statistics of layers
-    that are in evaluation mode.
+    Frozen are parameters with requires_grad=False, and the statistics of layers that are in evaluation mode while the
+    network is in training mode, or where it is not, of layers in parts that are frozen as a whole.
     """
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
     for path, module in network.named_modules():
         if network.training and not module.training:
             frozen |= statistics(path, module)
+        elif not network.training and _is_frozen(module):
+            frozen.update(*(statistics(name, part) for name, part in module.named_modules(prefix=path)))
     return tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
+
+
+def resting(network: nn.Module) -> set[str]:
+    """Names of the statistics of layers that are in evaluation mode."""
+    return set().union(*(statistics(path, part) for path, part in network.named_modules() if not part.training))
 
 
 def check_names(network: nn.Module, names: Collection[str]) -> None:
@@ -642,12 +657,13 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
-    """The tensors that may move: the chosen ones, and the counters beside chosen statistics."""
+    """The tensors that may move: the chosen ones, and beside chosen buffers the others of the module, as counters."""
     tensors = float_tensors(network)
     moving = {name: tensors[name] for name in names}
     for path, module in network.named_modules():
-        if statistics(path, module) & set(names):
-            moving.update((joined(path, name), buffer) for name, buffer in module.named_buffers(recurse=False))
+        own = {joined(path, name): buffer for name, buffer in module.named_buffers(recurse=False)}
+        if own.keys() & set(names):
+            moving.update((name, buffer) for name, buffer in own.items() if name in names or name not in tensors)
     return moving
 
 

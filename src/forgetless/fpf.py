@@ -133,6 +133,7 @@ class FPF:
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as told or found
         self._steps_of_window = 0
+        self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
         self._tracker.start()
 
     def _mean(self, changes: Tensor) -> Tensor:
@@ -179,6 +180,8 @@ class FPF:
         rows = self._rows(x, y, logits)
         self.step += 1
         self._steps_of_window += 1
+        if self.model.training and (self.step == 1 or self._steps_of_window >= self.window):
+            self._resting = finetuning.resting(unwrap(self.model))
         try:
             if self._steps_of_window >= self.window:
                 self._mark()
@@ -240,6 +243,7 @@ class FPF:
             "window": self.window,
             "settings": self._settings(),
             "steps_of_window": self._steps_of_window,
+            "resting": sorted(self._resting),
             "generator": self._generator.get_state(),
             "buffer": self.buffer.state_dict(),
             "tracker": self._tracker.state_dict(),
@@ -251,7 +255,7 @@ class FPF:
         found = state.get("format") if isinstance(state, Mapping) else None
         if found != FORMAT:
             raise ValueError(f"the state has format {found!r}; this version of forgetless reads {FORMAT}")
-        missing = self.state_dict().keys() - state.keys() - {"processes", "window", "settings"}
+        missing = self.state_dict().keys() - state.keys() - {"processes", "window", "settings", "resting"}
         if missing:
             raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         if {group: tuple(names) for group, names in state["groups"].items()} != self._selection.grouping:
@@ -286,6 +290,7 @@ class FPF:
             self._selection.chosen = None if chosen is None else tuple(chosen)
         self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
         self._steps_of_window = state["steps_of_window"]
+        self._resting = set(state.get("resting", ()))
         now = self._settings()
         changed = {name: value for name, value in state.get("settings", now).items() if value != now[name]}
         if changed:
@@ -341,13 +346,15 @@ class FPF:
 
     def _finetune(self) -> Finetuned | None:
         chosen = self._selection.choice(self._tracker.task_changes())
-        now = self._selection.movable(chosen)
-        if not now:
+        names = self._selection.names(self._selection.movable(chosen))
+        if not self.model.training:  # to be tested, say: modes tell nothing now
+            names = [name for name in names if name not in self._resting]
+        if not names:
             return None
         done = finetuning.finetune(
             self.model,
             self.buffer,
-            self._selection.names(now),
+            names,
             self.steps,
             self.lr,
             self.distill,

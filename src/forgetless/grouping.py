@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
 from forgetless.networks import MLP, VGG11, ResNet
 
@@ -203,19 +204,33 @@ def _head(network: nn.Module, head: str | None) -> str:
         if not is_norm(module) and "parametrizations" not in path.split(".")
         if path in adapted or not any(_below(path, other) for other in adapted)
     ]
+    copies = _copies(network)
+    layers = [(path, module) for path, module in layers if not any(_below(path, copy) for copy in copies)]
     linear = [path for path, module in layers if _is_linear(module)]
     inside = _wrapped(network)
     usual = [path for path in linear if _below(path, inside) and _child(path, inside) in HEAD_NAMES]
     if usual:
         return _last_of_chain(network, usual[-1], inside)
     last = linear[-1] if linear and layers[-1][0] == linear[-1] else None
-    if last is not None and not _in_repeated(network, last) and not _feeds_a_matrix(network, last):
+    if last is not None and not _in_repeated(network, last, copies) and not _feeds_a_matrix(network, last):
         return last
     raise ValueError(
         f"{type(network).__name__} has no recognisable head: its last layer with parameters is not a linear layer or a "
         "convolution of its own. Name the module of the output layer, head='…', or give the groups, "
         "grouping={group: names}"
     )
+
+
+def _copies(network: nn.Module) -> list[str]:
+    """Paths of children that are no part of what is trained: averages of it, or a whole network frozen beside it."""
+    children = list(network.named_children())
+    frozen = [not any(p.requires_grad for p in child.parameters()) for _, child in children]
+    return [
+        name
+        for (name, child), fixed in zip(children, frozen, strict=True)
+        if isinstance(child, AveragedModel)
+        or (fixed and not all(frozen) and _is_composite(child) and name not in HEAD_NAMES)
+    ]
 
 
 def _feeds_a_matrix(network: nn.Module, path: str) -> bool:
@@ -302,13 +317,15 @@ def _first_block(units: Sequence[nn.Module | None]) -> int:
     return next((i for i, kind in enumerate(kinds) if i and kind), 1)
 
 
-def _in_repeated(network: nn.Module, path: str) -> bool:
+def _in_repeated(network: nn.Module, path: str, copies: Sequence[str]) -> bool:
     """Whether a module is part of one of several sibling layers of one type, and so no layer of its own."""
     parts = path.split(".") if path else []
     for i in range(len(parts)):
-        parent = network.get_submodule(".".join(parts[:i]))
+        above = ".".join(parts[:i])
         part = network.get_submodule(".".join(parts[: i + 1]))
-        if _is_composite(part) and sum(type(child) is type(part) for child in parent.children()) > 1:
+        siblings = network.get_submodule(above).named_children()
+        alike = [name for name, child in siblings if type(child) is type(part) and joined(above, name) not in copies]
+        if _is_composite(part) and len(alike) > 1:
             return True
     return False
 

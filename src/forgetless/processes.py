@@ -42,8 +42,11 @@ class Processes:
         """Means over this process's ``examples`` to means over those of all processes; one exchange for all values."""
         if self.count == 1:
             return list(values)
-        size = torch.full((1,), float(examples), device=values[0].device)
-        total = self._sum(torch.cat([size, *(value.detach().flatten().float() * examples for value in values)]))
+        dtype = torch.float64 if any(value.dtype == torch.float64 for value in values) else torch.float32
+        sums = [value.detach().flatten().to(dtype) * examples for value in values]
+        if not examples:  # means over nothing are NaN
+            sums = [torch.zeros_like(part) for part in sums]
+        total = self._sum(torch.cat([torch.full((1,), float(examples), dtype=dtype, device=values[0].device), *sums]))
         parts = (total[1:] / total[0]).split([value.numel() for value in values])
         return [part.view_as(value).to(value.dtype) for part, value in zip(parts, values, strict=True)]
 

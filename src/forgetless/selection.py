@@ -33,6 +33,8 @@ class Selection:
     ) -> None:
         self._network = network
         self.grouping = derive(network, head) if grouping is None else _partition(network, grouping)
+        # Which only their module knows the meaning of: they are not chosen unless named.
+        self._foreign = {"buffers"} if grouping is None else set()
         parameters = dict(network.named_parameters())
         frozen = {name for name, parameter in parameters.items() if not (parameter.requires_grad and parameter.numel())}
         # The statistics of a normalisation layer whose weights are frozen stay with them.
@@ -83,7 +85,7 @@ class Selection:
         weights = [group for group in scores if group not in self._statistics]
         # Statistics that never moved are of layers that train in evaluation mode: they are not batch norm's to repair.
         still = {group for group in self._statistics if scores.get(group) == 0}
-        found = tuple(group for group in dynamics.select(scores, self.threshold) if group not in still)
+        found = tuple(g for g in dynamics.select(scores, self.threshold) if g not in still | self._foreign)
         return found or (tuple(weights) if len(weights) == 1 else ())  # S_g of a single group is 1, never above it
 
     def movable(self, chosen: Collection[str]) -> tuple[str, ...]:

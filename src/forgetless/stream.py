@@ -145,11 +145,12 @@ class Stream:
             raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
         generator = torch.Generator().manual_seed(seed)
         tasks: list[Task] = []
-        first = self.tasks[0].train.y
-        of_first = stratified(first, fraction, generator)
-        for number, task in enumerate(self.tasks):
-            alike = number == 0 or torch.equal(task.train.y, first)
-            held = of_first if alike else stratified(task.train.y, fraction, generator)
+        known: list[tuple[Tensor, Tensor]] = []  # labels of a task, and which of its rows are held out
+        for task in self.tasks:
+            held = next((held for labels, held in known if torch.equal(labels, task.train.y)), None)
+            if held is None:
+                held = stratified(task.train.y, fraction, generator)
+                known.append((task.train.y, held))
             tasks.append(
                 Task(task.train.of((~held).nonzero()[:, 0]), task.train.of(held.nonzero()[:, 0]), task.classes)
             )

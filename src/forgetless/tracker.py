@@ -18,8 +18,8 @@ from forgetless import dynamics
 from forgetless.grouping import float_tensors
 
 REPLACED = (
-    ". A network with a layer replaced needs an FPF of its own, made after that; it can take over the examples: "
-    "new.buffer.load_state_dict(old.buffer.state_dict())"
+    ". A network with a layer replaced or added needs an FPF of its own, made after that; it can take over the "
+    "examples: new.buffer.load_state_dict(old.buffer.state_dict())"
 )
 FOLLOWS = ". A buffer that follows the batch is no part of what is learned: register it with persistent=False"
 
@@ -50,6 +50,7 @@ class Tracker:
     ) -> None:
         self._network = network
         self.names = tuple(names)
+        self._known = {name for name, _ in network.named_parameters()}
         self._epochs = epochs
         self._agree = agree
         self.task = 1
@@ -65,6 +66,9 @@ class Tracker:
         for name in self.names:
             if name not in tensors:
                 raise ValueError(f"the network no longer has {name}, which is being tracked{REPLACED}")
+        for name, tensor in tensors.items():
+            if tensor.requires_grad and name not in self._known:
+                raise ValueError(f"the network has {name}, which it did not have when tracking began{REPLACED}")
         return {name: tensors[name].detach().clone() for name in self.names}
 
     def start(self) -> None:

@@ -4,6 +4,7 @@
 
 ``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
 process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
+``unlabelled``: a label for each of several places, few of them in one half of the images; in double precision.
 """
 
 import json
@@ -29,8 +30,26 @@ def main(folder: Path) -> None:
         dist.init_process_group("gloo")
     for case in ("whole", "sampled", "norm"):
         (folder / f"{case}{count}-{rank}.json").write_text(json.dumps(summary(case, count, rank)))
+    (folder / f"unlabelled{count}-{rank}.json").write_text(json.dumps(unlabelled(count, rank)))
     if count > 1:
         dist.destroy_process_group()
+
+
+def unlabelled(count: int, rank: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(20, 6, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(3, (20, 6), generator=generator)
+    y[1::2, 1:] = -100
+    y[3::2] = -100
+    torch.manual_seed(0)
+    network = nn.Linear(4, 3).double()
+    fpf = forgetless.FPF(
+        network, capacity=20, batch=20, steps=10, lr=0.5, groups="all", head="", forward=lambda model, x: model(x).mT
+    )
+    mine = slice(rank, None, count)
+    fpf.observe(x[mine], y[mine])
+    done = fpf.finish()
+    return {"weights": network.weight.flatten().tolist(), "losses": done.losses}
 
 
 def summary(case: str, count: int, rank: int) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
+from forgetless.finetuning import call
 from forgetless.fpf import FPF
 from forgetless.grouping import unwrap
 from forgetless.integrations.batches import Observed, joined
@@ -48,8 +49,13 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(
         self, fpf: FPF, labels: str = "labels", *, tasks: bool = True, checkpoint: str | Path | None = None
     ) -> None:
+        if not isinstance(fpf, FPF):
+            raise ValueError(
+                f"fpf is {fpf!r}; it must be a forgetless.FPF. A Trainer with restore_callback_states_from_checkpoint "
+                "makes its callbacks anew, without one: leave that off, the checkpoint's state is read all the same"
+            )
         self.fpf, self.labels, self.tasks, self.checkpoint = fpf, labels, tasks, checkpoint
-        self._saved = ""  # tells the states of one save from those of others
+        self._training = ""  # the same in all processes; with the step it tells the states of one save from others
         self._seen: list[Observed] = []
         self._columns: set[str] | None = None  # the inputs that are kept, as the first batch shows them
         self._hook: RemovableHandle | None = None
@@ -59,6 +65,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         check(self.fpf, args, named.get("model"))
         self.fpf.settle()
+        self._training = self.fpf.processes.gathered(uuid4().hex)[0]
         if state.global_step:
             self._load(args, state)
         elif self.tasks and self.fpf.step:
@@ -87,12 +94,14 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         assert args.output_dir is not None, "a Trainer that writes checkpoints has a folder for them"
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"saved": self._saved, "fpf": self.fpf.state_dict()}, folder / self._name())
+        torch.save({"saved": self._saved(), "fpf": self.fpf.state_dict()}, folder / self._name())
 
     def state(self) -> dict[str, Any]:
-        """What goes into the Trainer's own state, just before a save."""
-        self._saved = self.fpf.processes.gathered(uuid4().hex)[0]
-        return {"args": {}, "attributes": {"saved": self._saved}}
+        """What goes into the Trainer's own state, just before a save, in the process that writes it alone."""
+        return {"args": {"fpf": None}, "attributes": {"saved": self._saved()}}
+
+    def _saved(self) -> str:
+        return f"{self._training}-{self.fpf.step}"
 
     def _watch(self) -> None:
         network = unwrap(self.fpf.model)
@@ -113,6 +122,12 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         tensors = {n: value.detach() for n, value in named.items() if n != self.labels and isinstance(value, Tensor)}
         if self._columns is None:
+            from_labels = hasattr(model, "prepare_decoder_input_ids_from_labels")
+            if from_labels and "decoder_input_ids" not in tensors and self.fpf.forward is call:
+                raise ValueError(
+                    f"{type(model).__name__} makes its decoder's inputs from the labels, without which a repair calls "
+                    "it: put decoder_input_ids into the batches, as DataCollatorForSeq2Seq(tokenizer, model=model) does"
+                )
             self._columns = {name for name, value in tensors.items() if value.ndim and len(value) == len(labels)}
             if shared := [name for name, value in tensors.items() if value.ndim and name not in self._columns]:
                 warnings.warn(

@@ -60,15 +60,14 @@ class FPFCallback(Callback):
         self._seen, self._steps = [], trainer.global_step
         self.fpf.settle()
         if self._state is not None:
-            states, self._state = self._state["ranks"], None
-            if len(states) != self.fpf.processes.count:
-                raise ValueError(
-                    f"the checkpoint is of {len(states)} processes; these are {self.fpf.processes.count}, and the "
-                    "buffer cannot be shared out anew"
-                )
-            self.fpf.load_state_dict(states[self.fpf.processes.rank])
+            self._load()
         elif self.tasks and self.fpf.step:
             self.fpf.boundary()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._state is not None:  # the checkpoint was of a training that had ended: there was nothing to start
+            self.fpf.settle()
+            self._load()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -94,3 +93,13 @@ class FPFCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict
+
+    def _load(self) -> None:
+        assert self._state is not None
+        states, self._state = self._state["ranks"], None
+        if len(states) != self.fpf.processes.count:
+            raise ValueError(
+                f"the checkpoint is of {len(states)} processes; these are {self.fpf.processes.count}, and the buffer "
+                "cannot be shared out anew"
+            )
+        self.fpf.load_state_dict(states[self.fpf.processes.rank])

@@ -36,12 +36,19 @@ class GDumb(Method):
     cutmix: float = setting(0.5, "probability of CutMix for a batch", least=0, most=1)
     epoch: int = field(default=0, init=False, repr=False)  # of those over the memory, made
     numbers: Tensor | None = field(default=None, init=False, repr=False)  # the state of the host's random ones then
+    initial: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # the network before the stream
+
+    def begin(self, learner: Learner) -> None:
+        self.epoch, self.numbers = 0, None  # also after a run that was broken off
+        self.initial = {name: tensor.detach().clone() for name, tensor in learner.network.state_dict().items()}
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.zeros((), device=learner.device), {}
 
     def finish(self, learner: Learner) -> Iterator[None]:
         device = learner.device
+        if not self.epoch:  # k-FPF has finetuned the network on the way
+            learner.network.load_state_dict(self.initial)
         host = torch.Generator()
         if self.numbers is None:
             host.manual_seed(int(torch.randint(2**31, (), generator=learner.generator, device=device)))
@@ -92,8 +99,12 @@ def learning_rate(epoch: int, high: float, low: float) -> float:
 
 
 def cut_and_mix(x: Tensor, other: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """A box of ``other`` pasted into ``x``, and the share of ``x`` left. ``numbers`` in [0, 1): that, row, column."""
-    side = (1 - numbers[0]).sqrt()  # α = 1: the share kept is uniform
+    """A box of ``other`` pasted into ``x``, and the share of ``x`` left. ``numbers`` in [0, 1): that, row, column.
+
+    Of examples with one dimension it is a piece.
+    """
+    share = 1 - numbers[0]  # α = 1: uniform
+    side = share if x.ndim == 2 else share.sqrt()
 
     def inside(place: Tensor, length: int) -> Tensor:
         """Which of ``length`` rows or columns the box covers."""
@@ -101,6 +112,7 @@ def cut_and_mix(x: Tensor, other: Tensor, numbers: Tensor) -> tuple[Tensor, Tens
         at = torch.arange(length, device=x.device)
         return (at >= middle - half) & (at < middle + half)
 
-    rows, columns = inside(numbers[1], x.shape[-2]), inside(numbers[2], x.shape[-1])
-    mixed = torch.where(rows[:, None] & columns, other, x)
-    return mixed, 1 - rows.sum() * columns.sum() / (len(rows) * len(columns))
+    covered = inside(numbers[2], x.shape[-1])
+    if x.ndim > 2:
+        covered = inside(numbers[1], x.shape[-2])[:, None] & covered
+    return torch.where(covered, other, x), 1 - covered.sum() / covered.numel()

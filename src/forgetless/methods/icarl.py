@@ -36,6 +36,7 @@ class ICaRL(Method):
     means: Tensor | None = field(default=None, init=False, repr=False)  # (classes, features), until the network moves
 
     def begin(self, learner: Learner) -> None:
+        self.former = self.means = None  # also after another run
         if not callable(getattr(learner.network, "features", None)):
             raise ValueError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
         if learner.buffer.capacity < learner.classes:

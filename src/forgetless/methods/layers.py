@@ -52,9 +52,15 @@ def units(layer: nn.Module) -> int:
 
 @torch.no_grad()
 def call(learner: Learner, hooks: Mapping[str, Callable[..., Any]]) -> None:
-    """One pass of noise in evaluation mode, with forward hooks on some layers that are gone after it."""
+    """One pass of noise in evaluation mode, with forward hooks on some layers that are gone after it.
+
+    For a network of tokens, which are no images to prepare, it is one of zeros.
+    """
     network = unwrap(learner.network)
-    x = torch.rand(2, *learner.shape, generator=torch.Generator().manual_seed(0)).to(learner.device)
+    x = learner.blank(2)
+    if x.is_floating_point():
+        x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    x = x.to(learner.device)
     handles = [network.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
     try:
         with evaluating(network):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def stages(record: Record) -> dict[str, list[float]]:
     """Change of the weights and biases of batch norm from task to task, by stage: bn1, block1 … block4."""
     found: dict[str, list[list[float]]] = {}
     for name, values in record.tensor_changes.items():
-        if "bn" in name and name.endswith((".weight", ".bias")):
+        if re.fullmatch(r"(.*\.)?(bn\d|shortcut\.1)\.(weight|bias)", name):
             stage = name.split(".")[0]
             found.setdefault(stage, []).append(values)
     return {stage: [sum(v) / len(v) for v in zip(*rows, strict=True)] for stage, rows in found.items()}
