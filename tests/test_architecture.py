@@ -68,7 +68,7 @@ def imported(file):
 def test_imports_go_downward():
     for file in SOURCE.rglob("*.py"):
         module = file.relative_to(SOURCE).parts[0].removesuffix(".py")
-        if module == "__init__":
+        if module in ("__init__", "__main__"):
             continue
         for other in imported(file):
             assert layer(other) <= layer(module), f"{module} imports {other}, which is above it"
@@ -76,7 +76,7 @@ def test_imports_go_downward():
 
 def test_every_module_has_a_layer_and_a_test_file():
     modules = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    modules -= {"__init__"}
+    modules -= {"__init__", "__main__"}
     assert modules == set().union(*LAYERS)
     assert modules <= {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
 

@@ -42,3 +42,14 @@ def test_a_dotted_path_goes_wherever_a_name_does(tmp_path, monkeypatch):
 def test_the_settings_of_a_method_are_those_it_has(name):
     kind = catalogue.load("method", name)
     assert catalogue.METHOD_SETTINGS[name] == tuple(f.name for f in fields(kind) if f.init)
+
+
+def test_what_is_wrong_with_a_users_module_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "unfinished_file.py").write_text("def made(:\n")
+    with pytest.raises(ValueError, match=r"'unfinished_file:made': invalid syntax in line 1 of .*unfinished_file"):
+        catalogue.load("stream", "unfinished_file:made")
+    (tmp_path / "missing_thing_streams.py").write_text("import missing_thing\n")
+    with pytest.raises(ImportError, match="missing_thing_streams cannot be imported: No module named 'missing_thing'"):
+        catalogue.load("stream", "missing_thing_streams:made")

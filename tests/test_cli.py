@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from forgetless import __version__
 from helpers import LIMIT, command, wait_until
 
 COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
@@ -298,3 +299,64 @@ def test_the_list_says_what_each_item_costs(tmp_path):
     rows = forgetless("reproduce", "--list", "--rows", "er", cwd=tmp_path).stdout
     assert "table1" in rows
     assert "k-tau" not in rows  # which has no rows to choose from
+
+
+def test_the_version_is_told(tmp_path):
+    assert forgetless("--version", cwd=tmp_path).stdout == f"forgetless {__version__}\n"
+    done = subprocess.run([sys.executable, "-m", "forgetless", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"forgetless {__version__}\n"
+
+
+def test_names_of_folders_are_printed_and_linked_as_they_are(tmp_path):
+    out = "q[/a][bold]:smile: " + 30 * "long" + "/a%20b#c?d"
+    done = forgetless("run", "seq-digits", "sgd", *QUICK, "--out", out, cwd=tmp_path)
+    (record,) = tmp_path.glob("**/record.json")
+    assert f"record: {out}/{record.parent.name}/record.json\n" in done.stdout
+    done = forgetless("report", out, "--out", f"{out}/page.html", "--table", f"{out}/table.csv", cwd=tmp_path)
+    assert f"page: {out}/page.html\ntable: {out}/table.csv\n" in done.stdout
+    page = (tmp_path / out / "page.html").read_text()
+    assert f'href="{record.parent.name}/record.json"' in page
+    forgetless("report", out, "--out", "page.html", cwd=tmp_path)
+    assert f'long/a%2520b%23c%3Fd/{record.parent.name}/record.json"' in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ('method = "sgd"\nrepair = "fpf"\nkd = -1', "kd is -1.0; it must be a finite number of 0 or more"),
+        ('method = "sgd"\nrepair = "fpf"\nthreshold = nan', "threshold is nan; it must be a finite number"),
+        ('method = "derpp"\nalpha = -1.0', "alpha is -1.0; it must be a finite number of 0 or more"),
+        ('method = "derpp"\nalpha = "x"', "alpha is 'x'; it must be a number"),
+        ('method = "sgd"\nnetwork = "nowhere:small"', "network 'nowhere:small': no module named 'nowhere'"),
+    ],
+)
+@pytest.mark.parametrize("dry", [True, False])
+def test_a_plan_with_a_run_that_cannot_begin_is_refused_before_any(tmp_path, line, match, dry):
+    (tmp_path / "plan.toml").write_text(
+        f'stream = "seq-digits"\nepochs = 1\n[[runs]]\nmethod = "sgd"\n[[runs]]\n{line}\n'
+    )
+    done = forgetless("sweep", "plan.toml", *(["--dry-run"] if dry else []), cwd=tmp_path, expect=2)
+    assert match in done.stderr
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_repair_is_no_option(tmp_path):
+    done = forgetless("run", "seq-digits", "sgd", "--fpf", "--repair", "none", cwd=tmp_path, expect=2)
+    assert "repair is 'none'; on the command line it is --fpf, --k-fpf or neither" in done.stderr
+
+
+def test_a_setting_of_ones_own_that_is_a_word_may_look_like_a_number(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from forgetless.methods.method import Method, setting\n"
+        "from forgetless.methods.sgd import SGD\n"
+        "@dataclass\n"
+        "class Mine(Method):\n"
+        "    kind: str = setting('usual', 'which')\n"
+        "    rate: float = setting(1.0, 'how fast')\n"
+        "    def step(self, learner, batch):\n"
+        "        return SGD().step(learner, batch)\n"
+    )
+    given = ["--kind", "1e3", "--rate", "2"]
+    done = forgetless("run", "seq-digits", "mine:Mine", *given, *QUICK, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["settings"]["options"] == {"kind": "1e3", "rate": 2}

@@ -47,6 +47,30 @@ def test_what_is_no_record_is_named(tmp_path, text):
         record.read(tmp_path / "record.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"sensitivity": None}, "sensitivity is None"),
+        ({"versions": None}, "versions is None"),
+        ({"label": 3}, "label is 3"),
+        ({"forgetting": "x"}, "must be real number, not str"),
+        ({"forgetting": float("nan")}, "a number in it is not finite"),
+        ({"flops": {"train": -5}}, "its FLOPs are"),
+    ],
+)
+def test_a_record_with_something_of_another_kind_is_none(made, tmp_path, change, match):
+    record.write_json(made.to_dict() | change, tmp_path / "record.json")
+    with pytest.raises(ValueError, match=rf"record\.json is not a record: .*{match}"):
+        record.read(tmp_path / "record.json")
+
+
+def test_a_record_without_the_methods_own_settings_is_none(made, tmp_path):
+    settings = {name: value for name, value in made.settings.items() if name != "options"}
+    record.write_json(made.to_dict() | {"settings": settings}, tmp_path / "record.json")
+    with pytest.raises(ValueError, match="its settings have no options"):
+        record.read(tmp_path / "record.json")
+
+
 def test_a_record_holds_what_was_found_out(made):
     plain = json.loads(json.dumps(made.to_dict()))
     assert plain["label"] == "k-fpf-ce+er"

@@ -132,9 +132,11 @@ def load(kind: str, name: str) -> Any:
     try:
         found = import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is None or not module.startswith(error.name):
-            raise
-        raise ValueError(f"{kind} {name!r}: no module named {module!r}") from None
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"{kind} {name!r}: no module named {module!r}") from None
+        raise ImportError(f"{kind} {name!r}: {module} cannot be imported: {error}") from error
+    except SyntaxError as error:
+        raise ValueError(f"{kind} {name!r}: {error.msg} in line {error.lineno} of {error.filename}") from None
     try:
         return getattr(found, attribute)
     except AttributeError:

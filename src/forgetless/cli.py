@@ -10,7 +10,8 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -21,7 +22,7 @@ import forgetless
 from forgetless import catalogue, page, record, report
 from forgetless.checks import blamed_frames, check_one_of, own_frames
 from forgetless.config import Settings, resolve
-from forgetless.storage import USUAL, Schedule
+from forgetless.storage import USUAL, Schedule, write_whole
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -33,8 +34,8 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The data sets: list, fetch, check.")
 app.add_typer(data, name="data")
 
-screen = Console()
-notes = Console(stderr=True)
+screen = Console(markup=False, emoji=False)  # names of folders are no markup
+notes = Console(stderr=True, markup=False, emoji=False)
 INTERRUPTED = 130
 LOGGERS = ("tensorboard", "wandb", "mlflow")
 WrongCall: Any = typer.BadParameter.__mro__[2]  # click's ClickException, which newer versions of typer bring themselves
@@ -52,6 +53,19 @@ Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; def
 Log = Annotated[str | None, typer.Option(help="Log as it trains: tensorboard, wandb or mlflow.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier call.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        screen.print(f"forgetless {forgetless.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _all(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Which it is.")] = False,
+) -> None:
+    pass
 
 
 @app.command("list")
@@ -116,7 +130,10 @@ def run(
         "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
         "precision": precision, "repair": None if repair == "none" else repair,
     }  # fmt: skip
-    chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args)
+    own = _own(context.args, method)
+    if "repair" in own:
+        raise ValueError(f"repair is {own['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
+    chosen = {name: value for name, value in given.items() if value is not None} | own
     settings, sources = resolve(stream, method, chosen)
     _check_log(log)
     file = record.path(out, settings)
@@ -143,7 +160,7 @@ def _tell(found: record.Record, file: Path, *, as_json: bool) -> None:
         before = sum(found.before_finetuning) / len(found.before_finetuning)
         chosen = ", ".join(found.chosen) or "nothing"
         screen.print(f"before the last finetuning: {before:.1f} %; finetuned: {chosen}")
-    screen.print(f"record: {file}")
+    _say(f"record: {file}")
 
 
 def _check_log(log: str | None) -> None:
@@ -221,8 +238,8 @@ def demo(
     _print_rows(found)
     file = out / "report.html"
     links = {one.id: f"{one.id}/record.json" for one in found}
-    file.write_text(page.html(found, "Digits in five tasks", links), encoding="utf-8")
-    screen.print(f"page: {file}\nrecords: {out}")
+    write_whole(page.html(found, "Digits in five tasks", links).encode(), file)
+    _say(f"page: {file}\nrecords: {out}")
 
 
 @app.command()
@@ -241,12 +258,11 @@ def sweep(
     from forgetless import sweep as sweeping
 
     runs = sweeping.read_plan(file)
+    if on == "here":  # elsewhere there may be other modules
+        sweeping.check_plan(runs, out)
     if dry_run:
-        from forgetless.build import build_method
-
         here = sum(record.path(out, one.settings).exists() for one in runs)
         for one in runs:
-            build_method(one.settings)  # an error if it has no such settings
             screen.print(f"{one.settings.id}  {one.settings.stream}  {one.settings.label}, seed {one.settings.seed}")
         screen.print(f"{len(runs)} runs, {here} of them done")
         return
@@ -256,7 +272,7 @@ def sweep(
             progress.show(note)
     found = [made for one in runs if (made := record.find(out, one.settings)) is not None]
     _print_by_stream(found)
-    screen.print(f"{progress}; records: {out}")
+    _say(f"{progress}; records: {out}")
     if progress.failed:
         raise typer.Exit(1)
 
@@ -292,7 +308,10 @@ def search(
     if halving and search_seeds == 1:
         raise ValueError("--halving gives further seeds to the better half: it needs --search-seeds 2 or more")
     space = searching.read_grid(grid) if grid else searching.paper_grid(stream, repair, distill=distill)
-    given = _own(context.args) | ({"repair": repair} if repair != "none" else {})
+    given = _own(context.args, method)
+    if "repair" in given:
+        raise ValueError(f"repair is {given['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
+    given |= {"repair": repair} if repair != "none" else {}
     points = math.prod(map(len, space.values()))
     total = sum(searching.rungs(points, search_seeds, halving=halving)) + seeds
     with _Progress(total) as progress:
@@ -317,7 +336,7 @@ def search(
     screen.print(f"chosen: {settings}; on the test set {note.mean:.2f}{spread}")
     if halving:
         screen.print(f"halving saved {note.saved} runs")
-    screen.print(f"all of it: {searching.path(out, note)}")
+    _say(f"all of it: {searching.path(out, note)}")
 
 
 @app.command()
@@ -390,15 +409,15 @@ def reproduce(
         _print_comparison([measured for measured in found if measured.line.stream == name])
     findings = item.findings(found)
     for finding in findings:
-        screen.print(str(finding), highlight=False, markup=False, soft_wrap=True)
+        screen.print(str(finding), highlight=False, soft_wrap=True)
     asked = [*([stream] if stream else []), *([str(buffer)] if buffer else []), *options.rows]
     file = out / f"{'-'.join(['reproduce', what, *asked, *(['quick'] if quick else [])])}.json"
     record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
     for name, picture in item.draw(found).items():
         stem = "-".join([what, *(word for word in asked if f"-{word}-" not in f"-{name}-"), name])
         for drawn in drawing.save(picture, figures, stem.replace(":", "-"), formats.split(",")):
-            screen.print(f"figure: {drawn}", soft_wrap=True)
-    screen.print(f"{progress}; all of it: {file}", soft_wrap=True)
+            _say(f"figure: {drawn}")
+    _say(f"{progress}; all of it: {file}")
     if progress.failed:
         raise typer.Exit(1)
 
@@ -476,7 +495,7 @@ def report_(
         raise ValueError(f"there is no record in {', '.join(empty)}; a run leaves <folder>/<id>/record.json")
     read, problems = record.read_those([file for own in files.values() for file in own])
     for problem in problems:
-        notes.print(f"skipped: {problem}", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"skipped: {problem}", highlight=False, soft_wrap=True)
     read = list({made.id: (file, made) for file, made in read}.values())  # a copy is no second seed
     found = report.best_first([made for _, made in read])
     if not found:
@@ -484,17 +503,20 @@ def report_(
     streams = _print_by_stream(found)
     _say_versions(found)
     links = {made.id: _address(file, out) for file, made in read}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page.html(found, title or ", ".join(streams), links), encoding="utf-8")
-    screen.print(f"page: {out}")
+    write_whole(page.html(found, title or ", ".join(streams), links).encode(), out)
+    _say(f"page: {out}")
     if table is not None:
         text = report.latex(found) if table.suffix == ".tex" else report.table(found)
-        table.parent.mkdir(parents=True, exist_ok=True)
-        table.write_text(text, encoding="utf-8")
-        screen.print(f"table: {table}")
+        write_whole(text.encode(), table)
+        _say(f"table: {table}")
     if figures is not None:
         for file in drawing.of_records(found, figures, tuple(formats.split(","))):
-            screen.print(f"figure: {file}")
+            _say(f"figure: {file}")
+
+
+def _say(text: str) -> None:
+    """A line with a name of a file in it, which is not broken."""
+    screen.print(text, highlight=False, soft_wrap=True)
 
 
 def _say_versions(found: list[record.Record]) -> None:
@@ -508,7 +530,7 @@ def _address(file: Path, page: Path) -> str:
     """Of a record, from where the page is."""
     if "://" in str(file):
         return str(file)
-    return Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix()
+    return quote(Path(os.path.relpath(file.resolve(), page.resolve().parent)).as_posix())
 
 
 @data.command("list")
@@ -564,13 +586,13 @@ def data_check(names: Annotated[list[str] | None, typer.Argument(help="Default: 
 
 def _say_warning(message: Warning | str) -> None:
     """One line, without the place in the library where it was noticed."""
-    notes.print(f"warning: {message}", highlight=False, markup=False, soft_wrap=True)
+    notes.print(f"warning: {message}", highlight=False, soft_wrap=True)
 
 
 def _say_places(frames: list[traceback.FrameSummary]) -> None:
     for frame in frames:
         where = f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}"
-        notes.print(where, highlight=False, markup=False, soft_wrap=True)
+        notes.print(where, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -584,16 +606,16 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
-        notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"error: {error}", highlight=False, soft_wrap=True)
         _say_places(own_frames(error.__cause__) if error.__cause__ else [])
         sys.exit(2)
     except WrongCall as error:
-        notes.print(f"error: {error.format_message()}", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"error: {error.format_message()}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
         if not (frames := blamed_frames(error)):  # a mistake of the library's: all of it is needed
             raise
-        notes.print(f"error: {type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
+        notes.print(f"error: {type(error).__name__}: {error}", highlight=False, soft_wrap=True)
         _say_places(frames)
         sys.exit(1)
     if code == INTERRUPTED:
@@ -723,7 +745,7 @@ class _Progress:
                     f"{settings.label} with {settings.network}, lr {settings.lr}, seed {settings.seed} ({settings.id})"
                 )
                 earlier = " (in an earlier call; --retry tries it again)" if note.again else ""
-                notes.print(f"failed: {name}: {note.error}{earlier}", highlight=False, markup=False, soft_wrap=True)
+                notes.print(f"failed: {name}: {note.error}{earlier}", highlight=False, soft_wrap=True)
             elif note.again:
                 self.here += 1
             else:
@@ -768,13 +790,14 @@ def _say_settings(settings: Settings, sources: dict[str, str]) -> None:
     if rest := [f"{name} {values[name]}" for name in usual if name not in sources]:
         by_source["default"] = rest
     for source, names in by_source.items():
-        notes.print(f"{source}: {', '.join(names)}", highlight=False, markup=False)
+        notes.print(f"{source}: {', '.join(names)}", highlight=False)
 
 
-def _own(arguments: list[str]) -> dict[str, Any]:
+def _own(arguments: list[str], method: str) -> dict[str, Any]:
     """Settings, a method's own among them, from what is left of the command line: --name value or --name=value."""
     found: dict[str, Any] = {}
     rest = list(arguments)
+    words = _words(method) if rest else ()
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
@@ -785,8 +808,20 @@ def _own(arguments: list[str]) -> dict[str, Any]:
                 raise ValueError(f"--{name} is no option of this command, and as a setting it needs a value")
             value = rest.pop(0)
         name = name.replace("-", "_")
-        found[name] = {"groups": _groups, "freeze": _freeze, "order": _order}.get(name, _value)(value)
+        known = {"groups": _groups, "freeze": _freeze, "order": _order}
+        found[name] = value if name in words else known.get(name, _value)(value)
     return found
+
+
+def _words(method: str) -> list[str]:
+    """The settings of a user's method that are text, also where it looks like a number; the methods here have none."""
+    if method in catalogue.METHODS:
+        return []
+    try:
+        hints = get_type_hints(catalogue.load("method", method))
+    except (TypeError, NameError):  # no class, or annotations that name what is not there
+        return []
+    return [name for name, hint in hints.items() if hint is str]
 
 
 def _value(text: str) -> Any:

@@ -224,7 +224,9 @@ def _check_ranges(values: Mapping[str, Any]) -> None:
             check_whole(name, value)
         elif name in above and value is not None:
             check_number(name, value, above=0)
-    check_number("weight_decay", values.get("weight_decay", 0.0), least=0)
+    for name in ("weight_decay", "kd"):
+        check_number(name, values.get(name, 0.0), least=0)
+    check_number("threshold", values.get("threshold") or 0.0)
     for name in ("buffer", "ft_pad"):
         check_whole(name, values.get(name, 0), least=0)
     check_seed(values.get("seed", 0))

@@ -93,15 +93,27 @@ def read(file: Path) -> Record:
 
 
 def _check(made: Record) -> None:
-    """An error if its settings are not those of its id, or if what tables and figures are made of is no number."""
+    """An error if its settings are not those of its id, or if what pages are made of is of another kind."""
+    kinds = {"label": str, "chosen": list, "losses": list, "finetunings": list} | dict.fromkeys(
+        ("settings", "sources", "sensitivity", "parameters", "flops", "seconds", "versions", "engine", "details"), dict
+    )
+    for name, kind in kinds.items():
+        if not isinstance(value := getattr(made, name), kind):
+            raise ValueError(f"{name} is {value!r}")
+    if "options" not in made.settings:
+        raise ValueError("its settings have no options")
     if (told := Settings.from_dict(made.settings).id) != made.id:
         raise ValueError(f"its settings are those of the run {told}, its id is {made.id}")
     matrix = [value for row in made.accuracy_matrix for value in row]
     numbers = [made.accuracy, made.task_il_accuracy, made.share, made.seconds["total"], *made.flops.values()]
+    maybe = (made.forgetting, made.backward_transfer, made.forward_transfer, *made.sensitivity.values())
+    numbers += [value for value in maybe if value is not None]
     if not matrix or len(made.anytime) != len(made.accuracy_matrix):
         raise ValueError("it has no accuracies, or not one after each task")
     if not all(math.isfinite(value) for value in (*numbers, *matrix, *made.anytime)):
         raise ValueError("a number in it is not finite")
+    if min(made.flops.values(), default=0) < 0:
+        raise ValueError(f"its FLOPs are {made.flops}")
 
 
 def of(out: Path, settings: Settings) -> Record:

@@ -31,6 +31,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -432,11 +433,34 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
+def check_plan(runs: Sequence[Planned], out: Path) -> None:
+    """An error for a run to be done whose stream, method, its own settings, or network are not there to begin with."""
+    checked: set[str] = set()
+    for one in runs:
+        settings = one.settings
+        paths = [name for name in (settings.stream, settings.method, settings.network) if ":" in name]
+        what = json.dumps([paths, settings.method, settings.options], sort_keys=True, default=str)
+        if not (paths or settings.options) or what in checked or record.path(out, settings).exists():
+            continue
+        from forgetless import build, catalogue  # torch takes a while
+
+        checked.add(what)
+        build.build_method(settings)
+        catalogue.load("stream", settings.stream)
+        catalogue.load("network", settings.network)
+
+
+def _say_warning(message: Warning | str, *_: object) -> None:
+    """One line, as the command says those of a single run."""
+    sys.stderr.write(f"warning: {message}\n")
+
+
 def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedule) -> None:
     """A process: takes jobs, a run or a pack of lanes each, and says what becomes of every run."""
     from forgetless import build
     from forgetless.checkpoint import Stop
 
+    warnings.showwarning = _say_warning
     stop = Stop()
     stop.listen(interrupts=False)  # the parent sends SIGTERM
     threading.Thread(target=_outlive, args=(stop,), daemon=True).start()
