@@ -450,7 +450,7 @@ def check_plan(runs: Sequence[Planned], out: Path) -> None:
         catalogue.load("network", settings.network)
 
 
-def _say_warning(message: Warning | str, *_: object) -> None:
+def _say_warning(message: Warning | str) -> None:
     """One line, as the command says those of a single run."""
     sys.stderr.write(f"warning: {message}\n")
 
@@ -460,7 +460,7 @@ def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedul
     from forgetless import build
     from forgetless.checkpoint import Stop
 
-    warnings.showwarning = _say_warning
+    warnings.showwarning = lambda message, *_: _say_warning(message)
     stop = Stop()
     stop.listen(interrupts=False)  # the parent sends SIGTERM
     threading.Thread(target=_outlive, args=(stop,), daemon=True).start()
