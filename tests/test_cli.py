@@ -360,3 +360,7 @@ def test_a_setting_of_ones_own_that_is_a_word_may_look_like_a_number(tmp_path):
     given = ["--kind", "1e3", "--rate", "2"]
     done = forgetless("run", "seq-digits", "mine:Mine", *given, *QUICK, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["settings"]["options"] == {"kind": "1e3", "rate": 2}
+
+
+def test_without_a_command_the_help_is_shown(tmp_path):
+    assert forgetless(cwd=tmp_path, expect=2).stderr.startswith("Usage:")

@@ -610,7 +610,8 @@ def main() -> None:
         _say_places(own_frames(error.__cause__) if error.__cause__ else [])
         sys.exit(2)
     except WrongCall as error:
-        notes.print(f"error: {error.format_message()}", highlight=False, soft_wrap=True)
+        asked = type(error).__name__ == "NoArgsIsHelpError"
+        notes.print(f"{'' if asked else 'error: '}{error.format_message()}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
         if not (frames := blamed_frames(error)):  # a mistake of the library's: all of it is needed

@@ -36,11 +36,11 @@ class GDumb(Method):
     cutmix: float = setting(0.5, "probability of CutMix for a batch", least=0, most=1)
     epoch: int = field(default=0, init=False, repr=False)  # of those over the memory, made
     numbers: Tensor | None = field(default=None, init=False, repr=False)  # the state of the host's random ones then
-    initial: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # the network before the stream
+    initial: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the network's, before the stream
 
     def begin(self, learner: Learner) -> None:
         self.epoch, self.numbers = 0, None  # also after a run that was broken off
-        self.initial = {name: tensor.detach().clone() for name, tensor in learner.network.state_dict().items()}
+        self.initial = [tensor.detach().clone() for tensor in learner.network.state_dict().values()]
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.zeros((), device=learner.device), {}
@@ -48,7 +48,9 @@ class GDumb(Method):
     def finish(self, learner: Learner) -> Iterator[None]:
         device = learner.device
         if not self.epoch:  # k-FPF has finetuned the network on the way
-            learner.network.load_state_dict(self.initial)
+            with torch.no_grad():
+                for tensor, value in zip(learner.network.state_dict().values(), self.initial, strict=True):
+                    tensor.copy_(value)
         host = torch.Generator()
         if self.numbers is None:
             host.manual_seed(int(torch.randint(2**31, (), generator=learner.generator, device=device)))
