@@ -328,6 +328,7 @@ def test_names_of_folders_are_printed_and_linked_as_they_are(tmp_path):
         ('method = "derpp"\nalpha = -1.0', "alpha is -1.0; it must be a finite number of 0 or more"),
         ('method = "derpp"\nalpha = "x"', "alpha is 'x'; it must be a number"),
         ('method = "sgd"\nnetwork = "nowhere:small"', "network 'nowhere:small': no module named 'nowhere'"),
+        ('method = "nowhere.Method"', "method 'nowhere.Method': no module named 'nowhere'"),
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])

@@ -53,6 +53,7 @@ def test_what_is_no_record_is_named(tmp_path, text):
         ({"sensitivity": None}, "sensitivity is None"),
         ({"versions": None}, "versions is None"),
         ({"label": 3}, "label is 3"),
+        ({"tensor_changes": []}, r"tensor_changes is \[\]"),
         ({"forgetting": "x"}, "must be real number, not str"),
         ({"forgetting": float("nan")}, "a number in it is not finite"),
         ({"flops": {"train": -5}}, "its FLOPs are"),

@@ -63,7 +63,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _all(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Which it is.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, and end.")
+    ] = False,
 ) -> None:
     pass
 
@@ -130,10 +132,7 @@ def run(
         "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
         "precision": precision, "repair": None if repair == "none" else repair,
     }  # fmt: skip
-    own = _own(context.args, method)
-    if "repair" in own:
-        raise ValueError(f"repair is {own['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
-    chosen = {name: value for name, value in given.items() if value is not None} | own
+    chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args, method)
     settings, sources = resolve(stream, method, chosen)
     _check_log(log)
     file = record.path(out, settings)
@@ -308,10 +307,7 @@ def search(
     if halving and search_seeds == 1:
         raise ValueError("--halving gives further seeds to the better half: it needs --search-seeds 2 or more")
     space = searching.read_grid(grid) if grid else searching.paper_grid(stream, repair, distill=distill)
-    given = _own(context.args, method)
-    if "repair" in given:
-        raise ValueError(f"repair is {given['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
-    given |= {"repair": repair} if repair != "none" else {}
+    given = _own(context.args, method) | ({"repair": repair} if repair != "none" else {})
     points = math.prod(map(len, space.values()))
     total = sum(searching.rungs(points, search_seeds, halving=halving)) + seeds
     with _Progress(total) as progress:
@@ -811,6 +807,8 @@ def _own(arguments: list[str], method: str) -> dict[str, Any]:
         name = name.replace("-", "_")
         known = {"groups": _groups, "freeze": _freeze, "order": _order}
         found[name] = value if name in words else known.get(name, _value)(value)
+    if "repair" in found:
+        raise ValueError(f"repair is {found['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
     return found
 
 

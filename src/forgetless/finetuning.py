@@ -621,11 +621,12 @@ def movable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     network is in training mode, or where it is not, of layers in parts that are frozen as a whole.
     """
     frozen = {name for name, parameter in network.named_parameters() if not parameter.requires_grad}
-    for path, module in network.named_modules():
-        if network.training and not module.training:
-            frozen |= statistics(path, module)
-        elif not network.training and _is_frozen(module):
-            frozen.update(*(statistics(name, part) for name, part in module.named_modules(prefix=path)))
+    if network.training:
+        frozen |= resting(network)
+    else:
+        parts = [(path, module) for path, module in network.named_modules() if _is_frozen(module)]
+        layers = [layer for path, module in parts for layer in module.named_modules(prefix=path)]
+        frozen.update(*(statistics(path, layer) for path, layer in layers))
     return tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
 
 

@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from forgetless.config import Settings
 from forgetless.storage import write_whole
@@ -92,13 +93,16 @@ def read(file: Path) -> Record:
         raise ValueError(f"{file} is not a record: {reason}") from None
 
 
+@cache
+def _kinds() -> dict[str, Any]:
+    """What each field is: of ``dict[str, float]`` that it is a dict."""
+    return {name: get_origin(kind) or kind for name, kind in get_type_hints(Record).items()}
+
+
 def _check(made: Record) -> None:
     """An error if its settings are not those of its id, or if what pages are made of is of another kind."""
-    kinds = {"label": str, "chosen": list, "losses": list, "finetunings": list} | dict.fromkeys(
-        ("settings", "sources", "sensitivity", "parameters", "flops", "seconds", "versions", "engine", "details"), dict
-    )
-    for name, kind in kinds.items():
-        if not isinstance(value := getattr(made, name), kind):
+    for name, kind in _kinds().items():
+        if kind in (str, list, dict) and not isinstance(value := getattr(made, name), kind):
             raise ValueError(f"{name} is {value!r}")
     if "options" not in made.settings:
         raise ValueError("its settings have no options")

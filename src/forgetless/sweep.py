@@ -41,7 +41,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forgetless import record
+from forgetless import catalogue, record
 from forgetless.checks import check_one_of, check_whole
 from forgetless.config import Settings, resolve
 from forgetless.storage import USUAL, Schedule, check_folder
@@ -438,16 +438,17 @@ def check_plan(runs: Sequence[Planned], out: Path) -> None:
     checked: set[str] = set()
     for one in runs:
         settings = one.settings
-        paths = [name for name in (settings.stream, settings.method, settings.network) if ":" in name]
-        what = json.dumps([paths, settings.method, settings.options], sort_keys=True, default=str)
-        if not (paths or settings.options) or what in checked or record.path(out, settings).exists():
+        named = {"stream": settings.stream, "method": settings.method, "network": settings.network}
+        own = {kind: name for kind, name in named.items() if name not in catalogue.TABLES[kind]}
+        what = json.dumps([named, settings.options], sort_keys=True, default=str)
+        if not (own or settings.options) or what in checked or record.path(out, settings).exists():
             continue
-        from forgetless import build, catalogue  # torch takes a while
+        from forgetless import build  # torch takes a while
 
         checked.add(what)
         build.build_method(settings)
-        catalogue.load("stream", settings.stream)
-        catalogue.load("network", settings.network)
+        for kind, name in own.items():
+            catalogue.load(kind, name)
 
 
 def _say_warning(message: Warning | str) -> None:
