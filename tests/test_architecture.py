@@ -24,6 +24,8 @@ LAYERS = [
         "tracker",
         "cross_entropy",
         "cross_entropy_cuda",
+        "descent",
+        "descent_cuda",
         "learner",
     },
     {"methods", "finetuning", "profile", "selection", "fpf"},

@@ -9,6 +9,7 @@ from torch.nn.utils import prune
 from forgetless import networks
 from forgetless.flops import count
 from forgetless.networks.norm import batch_norm
+from forgetless.networks.resnet import Shortcut, _Every
 from helpers import learner, small_stream
 
 
@@ -81,6 +82,47 @@ def test_several_passes_in_one_call_are_several_calls(device):
         strict=True,
     ):
         assert (a - b).norm() / b.norm() < 1e-3
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(8, 8), (7, 5), (1, 1)])
+def test_a_1x1_convolution_of_every_other_pixel_is_one_with_a_stride(size, layout):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, *size, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    conv = nn.Conv2d(4, 6, 1, 2, bias=False).double()
+    wanted, found = conv(x), F.conv2d(_Every.apply(x, 2), conv.weight)
+    torch.testing.assert_close(found, wanted)
+    along = torch.randn_like(wanted)
+    tensors = (x, conv.weight)
+    gradients = [torch.autograd.grad(y, tensors, along, retain_graph=True) for y in (found, wanted)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b)
+    assert gradients[0][0].is_contiguous(memory_format=layout)
+    assert torch.autograd.gradgradcheck(lambda x: _Every.apply(x, 2).square(), x)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="elsewhere it is PyTorch's own")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_shortcut_in_training_is_that_in_evaluation(precision):
+    torch.manual_seed(0)
+    conv = Shortcut(16, 32, 2).cuda()
+    seen = []
+    conv.register_forward_hook(lambda *_: seen.append(1))
+    x = torch.randn(8, 16, 9, 9, device="cuda").to(memory_format=torch.channels_last).requires_grad_()
+    results = []
+    for training in (True, False):
+        conv.train(training)
+        with (
+            torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"),
+            torch.backends.cudnn.flags(allow_tf32=False),
+        ):
+            y = conv(x)
+            results.append([y, *torch.autograd.grad(y.float().square().sum(), (x, conv.weight))])
+    for a, b in zip(*results, strict=True):
+        assert (a - b).norm() / b.norm() < (1e-5 if precision == "fp32" else 1e-2)
+    assert len(seen) == 2
+    conv.train()
+    assert conv(x[0]).shape == (32, 5, 5)  # one image, which Conv2d takes too
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernels run on a GPU only")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from forgetless import kernels
 from forgetless.catalogue import PRECISIONS
 from forgetless.checks import check_one_of
 from forgetless.grouping import compiled, unwrap
@@ -68,6 +69,7 @@ class Engine:
         self._waits = self._inside = False
         self._onednn = True
         self._held: dict[str, Tensor] = {}
+        self._made: tuple[Tensor, dict[int, Tensor]] | None = None
         if self.cuda:
             wake_autograd(self.device)
         with self._fork():
@@ -122,11 +124,13 @@ class Engine:
         if graph is None and (not self.captures or called < self._before):
             self._called[key] = called + 1
             function()
+            self._made = None
             return
         if graph is None:
             # The pool of memory must not be left without a graph by ``forget``: this one, of nothing, stays.
             self._anchor = self._anchor or self._capture(lambda: torch.zeros(1, device=self.device))
             graph = self._graphs[key] = self._capture(function)
+            self._made = None
         graph.replay()
 
     def forget(self, phase: str) -> None:
@@ -163,14 +167,26 @@ class Engine:
         learned, fixed = _weights(network)
         cast = {name: self._held[name] for name in fixed if name in self._held}
         fixed = {name: weight for name, weight in fixed.items() if name not in cast}
-        if learned:
-            cast |= zip(learned, _Cast.apply(*learned.values()), strict=True)  # type: ignore[no-untyped-call]
+        copies = _Cast.apply(*learned.values()) if learned else ()  # type: ignore[no-untyped-call]
+        cast |= zip(learned, copies, strict=True)
         if fixed:
             with torch.no_grad():
                 cast |= zip(fixed, _cast(list(fixed.values()), torch.bfloat16), strict=True)
         with torch.autocast(self.device.type, torch.bfloat16):
-            output: Tensor = functional_call(network, cast, (x,), arguments)
-        return output.float()
+            output: Tensor = functional_call(network, cast, (x,), arguments).float()
+        if output.requires_grad and kernels.serve(output):
+            self._made = output, dict(zip(map(id, learned.values()), copies, strict=True))
+        return output
+
+    def sources(self, output: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """For each parameter what the gradient of an output is to be taken with respect to: itself, or a copy.
+
+        A copy in bf16, if the last ``forward`` gave this very output: its gradient is in bf16 too, which ``descend``
+        takes as it is.
+        """
+        made, copies = self._made or (None, {})
+        found = copies if output is made else {}
+        return [copy if (copy := found.get(id(p), p)).stride() == p.stride() else p for p in parameters]
 
     @contextmanager
     def holding(self, network: nn.Module) -> Iterator[None]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from forgetless.buffer import Buffer
 from forgetless.checks import check_number, check_whole
 from forgetless.cross_entropy import cross_entropy
+from forgetless.descent import descend
 from forgetless.engine import Engine, wake_autograd
 from forgetless.grouping import float_tensors, groups, joined, statistics, unwrap, without_reducer
 from forgetless.processes import Processes
@@ -318,8 +319,7 @@ class Finetuning:
                 self._schedule.descend([p for p, _ in pairs], [g for _, g in pairs], value.detach())
                 return
             self._losses[step] = value.detach()
-            if pairs:
-                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-self._rate(step))
+            descend([p for p, _ in pairs], [g for _, g in pairs], self._rate(step))
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
@@ -365,7 +365,8 @@ class Finetuning:
             )
         if self._schedule is not None:
             along = self._schedule.scaled(along)
-        return value, torch.autograd.grad(root, parameters, along, allow_unused=True)
+        sources = parameters if self._engine is None else self._engine.sources(root, parameters)
+        return value, torch.autograd.grad(root, sources, along, allow_unused=True)
 
     def _objective(self, logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         value = F.cross_entropy(logits, _labels(rows["y"])) if self._loss is None else self._loss(logits, rows["y"])
@@ -427,8 +428,7 @@ class _Schedule:
         return rate if along is None else rate * along
 
     def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
-        if parameters:
-            torch._foreach_sub_(parameters, gradients)
+        descend(parameters, gradients)
         self.losses.index_copy_(0, self.step, loss.float().reshape(1))
         self.step.add_(1)
         self.checked = True

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from forgetless.augment import Preparation
 from forgetless.buffer import Buffer
 from forgetless.cross_entropy import cross_entropy
+from forgetless.descent import descend
 from forgetless.engine import Engine
 from forgetless.feed import batch_sizes
 from forgetless.flops import Ledger, count, forward_flops, nominal_flops
@@ -174,14 +175,9 @@ class Learner:
         rows["x"] = self.augment(rows["x"])
         return rows
 
-    def gradients(self, loss: Tensor, beside: Sequence[Tensor] = (), along: Tensor | None = None) -> list[Tensor]:
-        """Of a loss, for each trained parameter, and then for each tensor of ``beside``.
-
-        ``along``: of what is not a single number, with the gradient of the loss with respect to it.
-        """
-        tensors = [*self.parameters, *beside]
-        found = torch.autograd.grad(loss, tensors, along, allow_unused=True)
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(tensors, found, strict=True)]
+    def gradients(self, loss: Tensor, beside: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Of a loss, for each trained parameter, and then for each tensor of ``beside``."""
+        return _gradients(loss, [*self.parameters, *beside])
 
     @torch.no_grad()
     def descend(
@@ -200,7 +196,7 @@ class Learner:
         if isinstance(rate, Tensor):
             torch._foreach_sub_(self.parameters, list(torch._foreach_mul(moves, rate)))
         else:
-            torch._foreach_add_(self.parameters, moves, alpha=-rate)
+            descend(self.parameters, moves, rate)
 
     def update(self, loss: Tensor, lr: float | Tensor | None = None) -> None:
         self.descend(self.gradients(loss), lr)
@@ -213,7 +209,9 @@ class Learner:
             return loss, logits
         logits = self.forward(x)
         loss, root, along = cross_entropy(logits, y)
-        self.descend(self.gradients(root, along=along))
+        # Weight decay is added to the gradients first, in fp32.
+        sources = self.parameters if self.weight_decay else self.engine.sources(root, self.parameters)
+        self.descend(_gradients(root, sources, along))
         return loss.detach(), logits.detach()
 
     def counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
@@ -233,3 +231,9 @@ class Learner:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
                 self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, self.blank(1))
         self.ledger.add(phase, self.costs[key], examples)
+
+
+def _gradients(root: Tensor, tensors: Sequence[Tensor], along: Tensor | None = None) -> list[Tensor]:
+    """For each tensor; ``along``: where ``root`` is not a single number, the gradient of the loss at it."""
+    found = torch.autograd.grad(root, tensors, along, allow_unused=True)
+    return [torch.zeros_like(tensor) if g is None else g for tensor, g in zip(tensors, found, strict=True)]

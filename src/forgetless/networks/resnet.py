@@ -6,9 +6,47 @@ form has a 7×7 stride-2 stem and a 3×3 stride-2 max-pool. Both start from PyTo
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.networks.norm import batch_norm, count_batches
+
+
+class _Every(torch.autograd.Function):
+    """Of an image every so many pixels each way, from the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int) -> Tensor:
+        last = x.is_contiguous(memory_format=torch.channels_last)
+        ctx.format = torch.channels_last if last else torch.contiguous_format
+        ctx.shape, ctx.stride = x.shape, stride
+        return x[:, :, ::stride, ::stride].contiguous(memory_format=ctx.format)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        whole = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format).zero_()
+        whole[:, :, :: ctx.stride, :: ctx.stride] = gradient
+        return whole, None
+
+
+class Shortcut(nn.Conv2d):
+    """A 1×1 convolution with a stride; in training on a GPU one without, of the pixels it takes.
+
+    cuDNN has no good kernels for those with a stride at small batches.
+    """
+
+    def __init__(self, channels: int, width: int, stride: int) -> None:
+        super().__init__(channels, width, 1, stride, bias=False)
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.training and x.is_cuda and x.ndim == 4 and not torch.compiler.is_compiling():
+            pixels: Tensor = _Every.apply(x, self.stride[0])  # type: ignore[no-untyped-call]
+            return F.conv2d(pixels, weight, bias)
+        y: Tensor = super()._conv_forward(x, weight, bias)
+        return y
 
 
 class BasicBlock(nn.Module):
@@ -20,7 +58,7 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(Shortcut(channels, width, stride), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor, passes: int = 1) -> Tensor:
         y = batch_norm(self.bn1, self.conv1(x), relu=True, passes=passes)
