@@ -23,13 +23,6 @@ def read(name: str) -> Any:
     return json.loads((HERE / "records" / name).read_text())
 
 
-def steps_on_a_gpu() -> list[dict[str, Any]]:
-    """Milliseconds of steps, by case; of those measured again the newest."""
-    names = ("network", "size", "batch", "precision", "way", "captured", "lanes")
-    made = [*read("speed-h200.json")["rows"], *read("speed-h200-again.json")["rows"]]
-    return list({tuple(row[name] for name in names): row for row in made}.values())
-
-
 def rows(folder: Path) -> dict[str, list[record.Record]]:
     found: dict[str, list[record.Record]] = {}
     for file in sorted(folder.glob("*-[0-9].json")):

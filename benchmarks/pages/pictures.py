@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pages.found import DOCS, measured, points_of, steps_on_a_gpu
+from pages.found import DOCS, measured, points_of, read
 from pages.results import panels
 
 
@@ -17,7 +17,7 @@ def speed(file: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "forgetless"
     from matplotlib import pyplot
 
-    rows = [row for row in steps_on_a_gpu() if (row["network"], row["size"]) == ("resnet18", 32)]
+    rows = [row for row in read("speed-h200.json")["rows"] if (row["network"], row["size"]) == ("resnet18", 32)]
     ways = ("sgd", "er", "derpp", "finetuning")
     cases = {"called": (False, 1), "captured": (True, 1), "captured, eight lanes": (True, 8)}
     figure, axes = pyplot.subplots(figsize=(7, 3.2))
