@@ -4,6 +4,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from forgetless import kernels, networks
 from forgetless.buffer import Buffer
@@ -122,6 +123,43 @@ def test_copies_are_only_for_the_output_that_forward_gave_last(with_kernels, mon
     kept = []
     engine.call("step", lambda: kept.append(learner.forward(torch.rand(2, 6))))
     assert engine.sources(kept[0], parameters)[0] is parameters[0]  # a step keeps no copies beyond its end
-    odd = torch.nn.Linear(6, 4)
-    odd.weight = torch.nn.Parameter(torch.rand(4, 12)[:, ::2])  # with gaps in memory, which a copy has not
+    odd = nn.Linear(6, 4)
+    odd.weight = nn.Parameter(torch.rand(4, 12)[:, ::2])  # with gaps in memory, which a copy has not
     assert engine.sources(engine.forward(odd, torch.rand(2, 6)), [odd.weight])[0] is odd.weight
+
+
+class Twice(nn.Linear):
+    """Uses its weight under another name too."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.also = [self.weight]
+
+    def forward(self, x):
+        return super().forward(x) + F.linear(x, self.also[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: setattr(network, "fc1", Twice(6, 100)),
+        lambda network: network.fc1.weight.register_hook(torch.zeros_like),
+        lambda network: network.fc2.register_full_backward_hook(lambda module, back, forth: None),
+        lambda network: setattr(
+            network, "forward", lambda x: type(network).forward(network, x) + network.fc1.weight.sum()
+        ),
+    ],
+)
+def test_what_a_user_has_changed_gets_the_gradients_of_its_parameters(change, with_kernels, monkeypatch):
+    """As by autograd with respect to them."""
+    monkeypatch.setattr("forgetless.engine.has_bf16", lambda: True)
+    learner = a_learner()
+    change(learner.network)
+    learner.take_parameters()
+    x, y = torch.rand(8, 6), torch.randint(4, (8,))
+    gradients = learner.gradients(F.cross_entropy(learner.forward(x), y))
+    wanted = [p - 0.1 * g for p, g in zip(learner.parameters, gradients, strict=True)]
+    learner.fit(x, y)
+    for found, expected in zip(learner.parameters, wanted, strict=True):
+        torch.testing.assert_close(found, expected)
+    assert with_kernels == []

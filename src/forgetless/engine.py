@@ -25,6 +25,7 @@ from forgetless.catalogue import PRECISIONS
 from forgetless.checks import check_one_of
 from forgetless.grouping import compiled, unwrap
 from forgetless.networks import MLP
+from forgetless.networks.perceptron import hooked
 
 T = TypeVar("T")
 AHEAD = 2  # calls of ``active`` whose work may wait on the GPU before a run is not ``ready`` for more
@@ -174,7 +175,7 @@ class Engine:
                 cast |= zip(fixed, _cast(list(fixed.values()), torch.bfloat16), strict=True)
         with torch.autocast(self.device.type, torch.bfloat16):
             output: Tensor = functional_call(network, cast, (x,), arguments).float()
-        if output.requires_grad and kernels.serve(output):
+        if output.requires_grad and kernels.serve(output) and _by_name_alone(network):
             self._made = output, dict(zip(map(id, learned.values()), copies, strict=True))
         return output
 
@@ -182,7 +183,7 @@ class Engine:
         """For each parameter what the gradient of an output is to be taken with respect to: itself, or a copy.
 
         A copy in bf16, if the last ``forward`` gave this very output: its gradient is in bf16 too, which ``descend``
-        takes as it is.
+        takes as it is. Not of a user's own modules, which might use a parameter in other ways too.
         """
         made, copies = self._made or (None, {})
         found = copies if output is made else {}
@@ -366,6 +367,15 @@ def _weights(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What is computed with in bf16: the matrices and kernels, those that take gradients and those that do not."""
     weights = [(n, p) for n, p in network.named_parameters() if p.ndim > 1 and p.dtype == torch.float32]
     return {n: p for n, p in weights if p.requires_grad}, {n: p for n, p in weights if not p.requires_grad}
+
+
+def _by_name_alone(network: nn.Module) -> bool:
+    """Whether a copy put in a parameter's place is all that is used of it: layers of torch and forgetless, no hooks."""
+    known = ("torch.nn.", "forgetless.networks.")
+    return not any(
+        hooked(module) or "forward" in vars(module) or not type(module).__module__.startswith(known)
+        for module in unwrap(network).modules()
+    ) and not any(parameter._backward_hooks for parameter in network.parameters())
 
 
 def _cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -48,7 +48,7 @@ class MLP(nn.Module):
             and len(layers) == self.depth
             and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
             and list(map(id, self.parameters())) == list(map(id, self._tensors()))
-            and not any(map(_hooked, [self, *layers]))
+            and not any(map(hooked, [self, *layers]))
             and not any(tensor._backward_hooks for tensor in self.parameters())
         )
 
@@ -82,7 +82,8 @@ class MLP(nn.Module):
         return [tensor for layer in self._modules.values() for tensor in (layer.weight, layer.bias)]  # type: ignore[union-attr, misc]
 
 
-def _hooked(module: nn.Module) -> bool:
+def hooked(module: nn.Module) -> bool:
+    """Whether something looks at what goes through the module, or at its gradients."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(map(bool, hooks))
 
