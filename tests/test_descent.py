@@ -9,7 +9,7 @@ from torch import nn
 from forgetless import kernels, networks
 from forgetless.buffer import Buffer
 from forgetless.descent import descend
-from forgetless.engine import Engine
+from forgetless.engine import Engine, _by_name_alone
 from forgetless.finetuning import Finetuning
 from forgetless.learner import Learner
 from helpers import small_stream
@@ -163,3 +163,8 @@ def test_what_a_user_has_changed_gets_the_gradients_of_its_parameters(change, wi
     for found, expected in zip(learner.parameters, wanted, strict=True):
         torch.testing.assert_close(found, expected)
     assert with_kernels == []
+
+
+def test_the_networks_here_use_their_parameters_by_name_alone():
+    for network in (networks.mlp(4), networks.resnet18(4, width=4), networks.resnet18_imagenet(4), networks.vgg11(4)):
+        assert _by_name_alone(network)

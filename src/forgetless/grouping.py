@@ -30,6 +30,7 @@ from forgetless.networks import MLP, VGG11, ResNet
 
 Groups = dict[str, tuple[str, ...]]
 
+_WHOLE = ", which leaves each process a part of the weights; they must be whole, as with DistributedDataParallel"
 _BATCH_NORM = r"(.*\.)?(bn\d|shortcut\.1)"
 TABLES: Mapping[type[nn.Module], tuple[tuple[str, str], ...]] = {
     MLP: ((r"\1", r"(fc\d+)\..*"),),
@@ -113,7 +114,12 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
-    modules = network.named_modules()
+        if hasattr(tensor, "device_mesh"):  # DTensor
+            raise ValueError(f"parameter {name} is sharded{_WHOLE}")
+    modules = list(network.named_modules())
+    for path, module in modules:
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_WHOLE}")
     caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
     buffers = ((name, buffer) for name, buffer in network.named_buffers() if name not in caches)
     tensors.update((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
