@@ -62,6 +62,13 @@ def test_labels_that_are_none_have_no_weight_and_double_precision_stays(together
     assert first["losses"] == pytest.approx(one["losses"], rel=1e-6)
 
 
+def test_a_process_without_examples_leaves_no_other_waiting(together):
+    """None of them finetunes, and all say whose buffer it is."""
+    said = "the buffer{} is empty: call observe() after each training step, before finish()"
+    assert together("starved", 1) == [{"done": [None, None], "error": said.format("")}]
+    assert together("starved", 2) == [{"done": [None, None], "error": said.format(" of process 1")}] * 2
+
+
 @pytest.fixture
 def alone(tmp_path):
     """A process group of one."""

@@ -185,7 +185,7 @@ class FPF:
         try:
             if self._steps_of_window >= self.window:
                 self._mark()
-            due = self.every is not None and self.step % self.every == 0 and len(self.buffer)
+            due = self.every is not None and self.step % self.every == 0 and not self._empty()
             return self._finetune() if due else None
         finally:
             self.buffer.add(rows)  # also when the finetuning fails: the step has been made
@@ -202,8 +202,9 @@ class FPF:
 
     def finish(self) -> Finetuned | None:
         """At the end of the stream: finetune once more. Training may go on afterwards, and finish again."""
-        if not len(self.buffer):
-            raise ValueError("the buffer is empty: call observe() after each training step, before finish()")
+        if empty := self._empty():
+            of = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
+            raise ValueError(f"the buffer{of} is empty: call observe() after each training step, before finish()")
         self._mark_short_task()
         done = self._finetune()
         if done is None:
@@ -326,6 +327,10 @@ class FPF:
             check = finetuning.check_labels if y.device.type == "cpu" else finetuning.check_label_shape
             check(y, logits)
         return rows
+
+    def _empty(self) -> list[int]:
+        """The processes whose buffer is empty: if there is one, none of them finetunes."""
+        return [rank for rank, held in enumerate(self.processes.gathered(len(self.buffer))) if not held]
 
     def _mark(self) -> None:
         self._steps_of_window = 0

@@ -5,6 +5,7 @@
 ``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
 process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
 ``unlabelled``: a label for each of several places, few of them in one half of the images; in double precision.
+``starved``: the last process has batches without examples.
 """
 
 import json
@@ -31,6 +32,7 @@ def main(folder: Path) -> None:
     for case in ("whole", "sampled", "norm"):
         (folder / f"{case}{count}-{rank}.json").write_text(json.dumps(summary(case, count, rank)))
     (folder / f"unlabelled{count}-{rank}.json").write_text(json.dumps(unlabelled(count, rank)))
+    (folder / f"starved{count}-{rank}.json").write_text(json.dumps(starved(count, rank)))
     if count > 1:
         dist.destroy_process_group()
 
@@ -50,6 +52,17 @@ def unlabelled(count: int, rank: int) -> dict[str, Any]:
     fpf.observe(x[mine], y[mine])
     done = fpf.finish()
     return {"weights": network.weight.flatten().tolist(), "losses": done.losses}
+
+
+def starved(count: int, rank: int) -> dict[str, Any]:
+    fpf = forgetless.FPF(nn.Linear(4, 3), every=2, capacity=20, batch=10, steps=5, groups="all", head="")
+    mine = 0 if rank == count - 1 else 10
+    done = [fpf.observe(torch.rand(mine, 4), torch.zeros(mine, dtype=torch.int64)) for _ in range(2)]
+    try:
+        fpf.finish()
+    except ValueError as error:
+        return {"done": done, "error": str(error)}
+    raise AssertionError
 
 
 def summary(case: str, count: int, rank: int) -> dict[str, Any]:
