@@ -377,10 +377,10 @@ class Finetuning:
             value = value + self._distill * F.mse_loss(logits.float(), rows["logits"].float())
         return value
 
-    def _weight(self, y: Tensor) -> int:
+    def _weight(self, y: Tensor) -> int | Tensor:
         """Over how many labels the loss of a batch is a mean: cross-entropy's leaves out those that are none."""
         if self._loss is None and not self._distill and not y.is_floating_point():
-            return int((y != -100).sum())
+            return (y != -100).sum()
         return len(y)
 
     @staticmethod
@@ -389,7 +389,7 @@ class Finetuning:
         value: Tensor,
         parameters: list[nn.Parameter],
         gradients: Sequence[Tensor | None],
-        examples: int,
+        examples: int | Tensor,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Loss and gradients over what all processes drew."""
         own = gradients or [None] * len(parameters)

@@ -38,15 +38,18 @@ class Processes:
         """The mean over processes, the same bits in all of them."""
         return values if self.count == 1 else self._sum(values) / self.count
 
-    def mean_over_examples(self, values: Sequence[Tensor], examples: int) -> list[Tensor]:
-        """Means over this process's ``examples`` to means over those of all processes; one exchange for all values."""
+    def mean_over_examples(self, values: Sequence[Tensor], examples: int | Tensor) -> list[Tensor]:
+        """Means over this process's ``examples`` to means over those of all processes; one exchange for all values.
+
+        A number on a device stays there: the host does not wait for it.
+        """
         if self.count == 1:
             return list(values)
         dtype = torch.float64 if any(value.dtype == torch.float64 for value in values) else torch.float32
-        sums = [value.detach().flatten().to(dtype) * examples for value in values]
-        if not examples:  # means over nothing are NaN
-            sums = [torch.zeros_like(part) for part in sums]
-        total = self._sum(torch.cat([torch.full((1,), float(examples), dtype=dtype, device=values[0].device), *sums]))
+        count = torch.as_tensor(examples, dtype=dtype, device=values[0].device)
+        means = torch.cat([value.detach().flatten().to(dtype) for value in values])
+        sums = torch.where(count > 0, means * count, 0)  # means over nothing are NaN
+        total = self._sum(torch.cat([count[None], sums]))
         parts = (total[1:] / total[0]).split([value.numel() for value in values])
         return [part.view_as(value).to(value.dtype) for part, value in zip(parts, values, strict=True)]
 
