@@ -171,6 +171,8 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
         (["rnu"], "error: No such command 'rnu'"),
+        (["run", "seq-digits", "er", "--seed", "one"], "'one'"),
+        (["run", "seq-digits", "er", "--lr", "fast"], "'fast'"),
         (["run", "seq-digits", "er", "--fpf", "--groups", ","], "error: groups is ','; it must be auto, all, or names"),
         (["run", "seq-digits", "er", "--freeze", ""], "error: freeze is ''; it must be names of groups with commas"),
         (["run", "seq-digits", "sgd", "--weight-decay", "-1"], "error: weight_decay is -1.0; it must be a finite"),

@@ -591,6 +591,13 @@ def _say_places(frames: list[traceback.FrameSummary]) -> None:
         notes.print(where, highlight=False, soft_wrap=True)
 
 
+def _said(error: Any) -> str:
+    """What is wrong with a call; newer versions of typer leave the judging to pydantic, which names no value."""
+    said: str = error.format_message()
+    errors = getattr(error.__cause__, "errors", None)
+    return said if errors is None else f"{said}; it is {errors()[0]['input']!r}"
+
+
 def main() -> None:
     """Run the command; a mistake of the user's ends with one line that says what would be right."""
     from forgetless.datasets.files import DataError
@@ -607,7 +614,7 @@ def main() -> None:
         sys.exit(2)
     except WrongCall as error:
         asked = type(error).__name__ == "NoArgsIsHelpError"
-        notes.print(f"{'' if asked else 'error: '}{error.format_message()}", highlight=False, soft_wrap=True)
+        notes.print(f"{'' if asked else 'error: '}{_said(error)}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except Exception as error:
         if not (frames := blamed_frames(error)):  # a mistake of the library's: all of it is needed
