@@ -2,6 +2,7 @@ import copy
 import random
 import subprocess
 import sys
+import types
 
 import numpy
 import pytest
@@ -482,3 +483,119 @@ def test_a_misspelt_name_is_told_where_groups_cannot_be():
     network = nn.GRU(2, 2)  # which has no head that groups could recognise
     with pytest.raises(ValueError, match="the network has no parameter or float buffer named 'weigth'"):
         forgetless.finetuning.check_names(network, ["weigth"])
+
+
+@pytest.mark.parametrize("kind", ["new", "old"])
+def test_a_spectral_norm_follows_the_weight_that_is_finetuned(kind):
+    """Its vectors move with the weight: the norm stays 1, also when training goes on."""
+    torch.manual_seed(0)
+    norm = nn.utils.parametrizations.spectral_norm if kind == "new" else nn.utils.spectral_norm
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), norm(nn.Linear(16, 4)))
+    for _ in range(50):
+        model(torch.rand(8, 8))
+    buffer = Buffer(32, seed=0)
+    buffer.add({"x": torch.rand(32, 8), "y": torch.randint(4, (32,))})
+    name = "2.parametrizations.weight.original" if kind == "new" else "2.weight_orig"
+    vectors = {n: b.clone() for n, b in model.named_buffers()}
+    finetune(model, buffer, [name], steps=100, lr=0.5)
+    assert all(not torch.equal(b, vectors[n]) for n, b in model.named_buffers())
+    model.eval()
+    model(torch.rand(8, 8))
+    assert torch.linalg.matrix_norm(model[2].weight, 2).item() == pytest.approx(1, abs=0.02)
+    finetuned = {n: t.clone() for n, t in model.state_dict().items()}
+    finetune(model, buffer, ["0.weight"], steps=2)  # another weight: they stay
+    assert all(torch.equal(b, finetuned[n]) for n, b in model.named_buffers())
+
+
+@pytest.mark.parametrize("where", ["_check_finite", "_put_into"])
+def test_an_interrupt_at_the_end_puts_the_network_back(where, monkeypatch):
+    from forgetless import finetuning
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    buffer = Buffer(8, seed=0)
+    buffer.add({"x": torch.rand(8, 4), "y": torch.randint(2, (8,))})
+    before = copy.deepcopy(model.state_dict())
+    real, calls = getattr(finetuning, where), []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    monkeypatch.setattr(finetuning, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(model, buffer, ["2.weight"], steps=3)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_cache_made_in_inference_mode_is_put_back_too():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+            self.register_buffer("mask", torch.zeros(0), persistent=False)
+
+        def forward(self, x):
+            if len(self.mask) != x.shape[1]:
+                self.mask = torch.ones(x.shape[1])
+            return self.fc(x * self.mask)
+
+    model = Masked()
+    with torch.inference_mode():
+        model(torch.rand(2, 6))
+    buffer = Buffer(8, seed=0)
+    buffer.add({"x": torch.rand(8, 6), "y": torch.randint(3, (8,))})
+    finetune(model, buffer, ["fc.weight"], steps=2)
+    assert model.mask.tolist() == [1] * 6
+
+
+def test_a_buffer_that_was_not_set_is_not_set_afterwards():
+    class Counting(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 3)
+            self.register_buffer("calls", None)
+
+        def forward(self, x):
+            self.calls = torch.ones(()) if self.calls is None else self.calls + 1
+            return super().forward(x)
+
+    model = Counting()
+    buffer = Buffer(8, seed=0)
+    buffer.add({"x": torch.rand(8, 6), "y": torch.randint(3, (8,))})
+    finetune(model, buffer, ["weight"], steps=2)
+    assert model.calls is None
+    model(torch.rand(2, 6))
+    finetune(model, buffer, ["weight"], steps=2)
+    assert model.calls == 1
+
+
+def test_a_network_in_evaluation_mode_within_its_wrapper_is_finetuned_in_training_mode():
+    seen = []
+    network = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    network[1].register_forward_hook(lambda module, *_: seen.append(module.training))
+    model = nn.DataParallel(network)
+    model.module.eval()
+    buffer = Buffer(8, seed=0)
+    buffer.add({"x": torch.rand(8, 4), "y": torch.randint(2, (8,))})
+    finetune(model, buffer, ["2.weight"], steps=1)
+    assert seen == [True]
+    assert (model.training, network.training) == (True, False)
+
+
+def test_a_class_that_uint8_writes_like_no_label_is_one():
+    """−100 in eight bits is 156."""
+    plain = types.SimpleNamespace(_loss=None, _distill=0.0)
+    assert Finetuning._weight(plain, torch.tensor([156, 3], dtype=torch.uint8)) == 2
+    assert Finetuning._weight(plain, torch.tensor([156, -100], dtype=torch.int16)) == 1
+
+
+def test_sparse_gradients_are_exchanged_with_other_processes():
+    exchanged = types.SimpleNamespace(
+        mean_over_examples=lambda values, examples: [2 * value.flatten() for value in values]
+    )
+    weight = nn.Parameter(torch.zeros(3, 1))
+    sparse = torch.tensor([[0.0], [5.0], [0.0]]).to_sparse()
+    _, (found,) = Finetuning._together(exchanged, torch.tensor(1.0), [weight], [sparse], 4)
+    assert found.tolist() == [0, 10, 0]

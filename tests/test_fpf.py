@@ -1171,3 +1171,60 @@ def test_a_finetuning_leaves_the_seed_that_waits_for_devices_not_yet_used():
     fpf.observe(torch.rand(40, 16), torch.arange(40) % 4)
     fpf.finish()
     assert waiting() == [7]
+
+
+def repaired(model, **settings):
+    """A model after some steps and a finetuning of all, in evaluation mode as ``settings`` say."""
+    torch.manual_seed(0)
+    fpf = FPF(model, capacity=20, steps=3, window=2, groups="all", **settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        x, y = torch.rand(10, 8), torch.randint(3, (10,))
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        fpf.observe(x, y)
+    return fpf
+
+
+def test_statistics_that_rest_stay_where_only_what_is_wrapped_is_evaluated():
+    class Resting(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    network = Resting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
+    model = nn.DataParallel(network)
+    fpf = repaired(model)
+    model.module.eval()
+    fpf.finish()
+    assert network[1].running_mean.tolist() == [0] * 8
+
+
+def test_a_cache_of_a_normalisation_layer_is_no_statistic():
+    class Gained(nn.BatchNorm1d):
+        def __init__(self, features):
+            super().__init__(features)
+            self.register_buffer("gain", torch.ones(features), persistent=False)
+
+    network = nn.Sequential(nn.Linear(8, 8), Gained(8), nn.Linear(8, 3))
+    assert "1.running_mean" in repaired(network).finish().names
+    assert "1.gain" not in forgetless.groups(network)["norm.stats"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_buffer_is_left_alone(layout):
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 3)
+            self.register_buffer("edges", torch.eye(8).to_sparse(layout=layout))
+
+        def forward(self, x):
+            return self.fc((self.edges @ x.mT).mT)
+
+    network = Graph()
+    assert repaired(network).finish().names == ("fc.weight", "fc.bias")
+    assert torch.equal(network.edges.to_dense(), torch.eye(8))

@@ -230,6 +230,35 @@ def test_testing_a_checkpoint_leaves_fpf_as_it_is(lightning, tmp_path):
     fitting.test(model, loader(1), ckpt_path=tmp_path / "one.ckpt", weights_only=True, verbose=False)
     assert fpf.step == 12
     assert fpf.shifts == [6]
+    fitting = trainer(fitting.callbacks[0], tmp_path, epochs=1)
+    fitting.fit(model, loader(0))
+    assert fpf.step == 18
+    assert fpf.shifts == [6, 12]
+
+
+@pytest.mark.filterwarnings("ignore:.*num_workers", "ignore:.*tensorboard")
+@pytest.mark.parametrize("by", ["tuner", "callback", "batch size"])
+def test_steps_that_lightning_undoes_are_none_of_fpfs(lightning, by, tmp_path):
+    """Its finder of learning rates takes steps, and goes back to a checkpoint of before them."""
+    from lightning.pytorch.callbacks import LearningRateFinder
+    from lightning.pytorch.tuner import Tuner
+
+    model = module(lightning)
+    model.lr = 0.1
+    fpf = FPF(model.network, **SETTINGS)
+    for task in range(2):
+        finder = [LearningRateFinder(num_training_steps=3, update_attr=False)] if by == "callback" else []
+        fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=1)
+        fitting.callbacks.extend(finder)
+        if by == "tuner":
+            Tuner(fitting).lr_find(model, loader(task), num_training=3, update_attr=False)
+        if by == "batch size":
+            model.batch_size = 5
+            model.train_dataloader = lambda task=task: loader(task, model.batch_size)
+            Tuner(fitting).scale_batch_size(model, max_trials=1, steps_per_trial=1, init_val=5)
+        fitting.fit(model, loader(task))
+    assert fpf.step == 12
+    assert fpf.shifts == [6]
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
@@ -437,6 +466,21 @@ def test_an_interrupted_training_leaves_no_hook_that_works(huggingface, tmp_path
     assert not first._seen
     assert not model._forward_hooks
     assert not model._forward_hooks_with_kwargs
+
+
+def test_a_model_that_goes_on_alone_after_an_interrupt_fills_no_memory(huggingface, tmp_path):
+    model = Model()
+    callback = huggingface.FPFCallback(FPF(model, **SETTINGS))
+    training = hugging_trainer(model, Rows(0), callback, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training, "training_step", interrupt)
+            training.train()
+    x, y = data()
+    for _ in range(200):  # in one's own loop
+        model(inputs=x[:5], labels=y[:5])
+    assert not callback._seen
+    assert not model._forward_hooks
 
 
 def interrupt(*_):

@@ -134,7 +134,7 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     modes = [(module, module.training) for module in model.modules()]
     try:
-        if not model.training:
+        if not network.training:
             model.train()
             for module in network.modules():
                 if _is_frozen(module):
@@ -235,6 +235,7 @@ class Finetuning:
             self._before = {n: tensor.detach().clone() for n, tensor in _moving(self._network, self.names).items()}
             self._still = {n: t.clone() for n, t in _written(self._network).items() if n not in self._before}
             self._losses = torch.zeros(steps, device=self._device)
+        self._unset = [(m, name) for m in self._network.modules() for name, b in m._buffers.items() if b is None]
         self._key = ("finetune", self.names, len(buffer), batch, steps, distill)
         self._schedule = None
         if engine is None and self._device.type == "cuda":
@@ -267,16 +268,16 @@ class Finetuning:
                 torch.clear_autocast_cache()
 
     def finish(self) -> Finetuned:
-        """What was done; ``NonFiniteError``, and the network as it was, if a loss or weight is not finite."""
-        losses = self._losses.tolist()
-        self._agree_on_statistics()
+        """What was done. After an error, ``NonFiniteError`` if a loss or weight is not finite, all is as it was."""
         try:
+            losses = self._losses.tolist()
+            self._agree_on_statistics()
             now = _tensors(self._network)
             _check_finite(losses, {name: now[name] for name in self.names}, self._buffer)
-        except NonFiniteError:
+            self._put_into(self._still)
+        except BaseException:  # Ctrl-C too
             self._put_back()
             raise
-        _put_into(self._network, self._still)
         return Finetuned(tuple(losses), tuple(self.names))
 
     def moved(self) -> dict[str, Tensor]:
@@ -380,7 +381,7 @@ class Finetuning:
     def _weight(self, y: Tensor) -> int | Tensor:
         """Over how many labels the loss of a batch is a mean: cross-entropy's leaves out those that are none."""
         if self._loss is None and not self._distill and not y.is_floating_point():
-            return (y != -100).sum()
+            return (_labels(y) != -100).sum()
         return len(y)
 
     @staticmethod
@@ -393,7 +394,8 @@ class Finetuning:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Loss and gradients over what all processes drew."""
         own = gradients or [None] * len(parameters)
-        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, own, strict=True)]
+        dense = [g.to_dense() if g is not None and g.is_sparse else g for g in own]
+        whole = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, dense, strict=True)]
         value, *whole = processes.mean_over_examples([value, *whole], examples)
         return value, tuple(whole)
 
@@ -406,7 +408,12 @@ class Finetuning:
                 tensor.copy_(self._processes.mean(tensor))
 
     def _put_back(self) -> None:
-        _put_into(self._network, self._before | self._still)
+        self._put_into(self._before | self._still)
+
+    def _put_into(self, values: Mapping[str, Tensor]) -> None:
+        _put_into(self._network, values)
+        for module, name in self._unset:
+            module._buffers[name] = None
 
 
 class _Schedule:
@@ -584,10 +591,13 @@ def _written(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _put_into(network: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Give parameters and buffers these values, a buffer that has another shape by now its former tensor."""
+    """Give parameters and buffers these values; one that has another shape by now, or is a tensor of
+    ``inference_mode``, which cannot be written to, becomes this tensor.
+    """
     now = _tensors(network)
     for name, value in values.items():
-        if name in now and (now[name].shape, now[name].dtype) == (value.shape, value.dtype):
+        alike = name in now and (now[name].shape, now[name].dtype) == (value.shape, value.dtype)
+        if alike and not now[name].is_inference():
             _restore(now, {name: value})
         else:
             path, _, own = name.rpartition(".")
@@ -658,9 +668,14 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
-    """The tensors that may move: the chosen ones, and beside chosen buffers the others of the module, as counters."""
+    """The tensors that may move: the chosen ones, beside chosen buffers the others of the module, as counters, and
+    what follows a chosen weight, as the vectors of a spectral norm.
+    """
     tensors = float_tensors(network)
     moving = {name: tensors[name] for name in names}
+    follow = tuple(name.rpartition(".")[0] + "." for name in names if ".parametrizations." in f".{name}")
+    older = {name.removesuffix("_orig") + vector for name in names if name.endswith("_orig") for vector in ("_u", "_v")}
+    moving |= {n: buffer for n, buffer in network.named_buffers() if n in older or n.startswith(follow)}
     for path, module in network.named_modules():
         own = {joined(path, name): buffer for name, buffer in module.named_buffers(recurse=False)}
         if own.keys() & set(names):
@@ -679,7 +694,7 @@ def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Bu
                 if held
                 else "Try a smaller lr of the finetuning (in a run: ft_lr)"
             )
-            if not held and bool((rows["y"] == -100).all(1).any()):
+            if not held and bool((_labels(rows["y"]) == -100).all(1).any()):
                 advice = "The buffer holds examples without a label (−100), and of such alone there is no loss"
             raise NonFiniteError(
                 f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; "

@@ -180,7 +180,7 @@ class FPF:
         rows = self._rows(x, y, logits)
         self.step += 1
         self._steps_of_window += 1
-        if self.model.training and (self.step == 1 or self._steps_of_window >= self.window):
+        if unwrap(self.model).training and (self.step == 1 or self._steps_of_window >= self.window):
             self._resting = finetuning.resting(unwrap(self.model))
         try:
             if self._steps_of_window >= self.window:
@@ -352,7 +352,7 @@ class FPF:
     def _finetune(self) -> Finetuned | None:
         chosen = self._selection.choice(self._tracker.task_changes())
         names = self._selection.names(self._selection.movable(chosen))
-        if not self.model.training:  # to be tested, say: modes tell nothing now
+        if not unwrap(self.model).training:  # to be tested, say: modes tell nothing now
             names = [name for name in names if name not in self._resting]
         if not names:
             return None

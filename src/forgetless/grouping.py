@@ -20,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
@@ -108,7 +109,8 @@ def without_reducer(model: nn.Module) -> nn.Module:
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Every parameter and every float buffer by name, tied ones once; not what is no part of the network's state.
 
-    Such buffers (``persistent=False``) are caches, as of positions, whose shape may follow the input's.
+    Such buffers (``persistent=False``) are caches, as of positions, whose shape may follow the input's. Sparse
+    ones, as the edges of a graph, are left out too.
     """
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
@@ -122,7 +124,8 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
             raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_WHOLE}")
     caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
     buffers = ((name, buffer) for name, buffer in network.named_buffers() if name not in caches)
-    tensors.update((name, buffer) for name, buffer in buffers if buffer.is_floating_point())
+    dense = ((name, buffer) for name, buffer in buffers if buffer.layout == torch.strided)
+    tensors.update((name, buffer) for name, buffer in dense if buffer.is_floating_point())
     return tensors
 
 
@@ -144,9 +147,10 @@ def is_norm(module: nn.Module) -> bool:
 
 def statistics(path: str, module: nn.Module) -> set[str]:
     """Names of the running statistics of a normalisation layer, its float buffers; none of another module."""
-    if not is_norm(module):
+    if not is_norm(module) or "parametrizations" in path.split("."):  # a spectral norm's vectors are its weight's
         return set()
-    return {joined(path, name) for name, tensor in module.named_buffers(recurse=False) if tensor.is_floating_point()}
+    own = ((n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set)
+    return {joined(path, name) for name, tensor in own if tensor.is_floating_point()}
 
 
 def joined(path: str, name: str) -> str:

@@ -14,6 +14,7 @@ Under the strategy ddp each process keeps its part of the buffer; strategies tha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, final
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Example, Observed, joined
+
+TUNING = (".lr_find_", ".scale_batch_size_")  # checkpoints by which Lightning's Tuner undoes its own steps
 
 
 def pair(batch: Any) -> tuple[Example, Tensor]:
@@ -53,7 +56,13 @@ class FPFCallback(Callback):
         self._steps = 0
         self._state: Mapping[str, Any] | None = None  # of a checkpoint, until the training that goes on from it starts
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":  # a state that came since the last training was of a checkpoint to test, say
+            self._state = None
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if Path(trainer.ckpt_path or "").name.startswith(TUNING):
+            self._state = None
         fitted = {id(parameter) for parameter in pl_module.parameters()}
         if any(id(parameter) not in fitted for parameter in self.fpf.model.parameters()):
             raise ValueError("fpf is around another network than the one that is fitted: make FPF(module) of this one")
