@@ -101,6 +101,22 @@ class Images:
         return self.items[index]
 
 
+def test_an_image_that_recurs_is_held_out_of_all_tasks_or_none():
+    """Tasks of the classes 0 and 1, 1 and 2, 0 and 2, on the same images: none that is tested on is trained on."""
+    images = labelled(*([0] * 40 + [1] * 40 + [2] * 40))
+    tasks = []
+    for classes in ((0, 1), (1, 2), (0, 2)):
+        split = images.of(torch.isin(images.y, torch.tensor(classes)).nonzero()[:, 0])
+        tasks.append(Task(split, split, classes))
+    found = Stream("recurring", tuple(tasks), 3, "class").validation(0.25).tasks
+    trained, tested = (
+        {int(x[0, 0, 0]) for task in found for x in of(task)} for of in (lambda t: t.train.x, lambda t: t.test.x)
+    )
+    assert not trained & tested
+    assert [len(task.test) for task in found] == [20, 20, 20]
+    assert trained | tested == set(range(120))
+
+
 def test_labels_that_are_words_and_images_that_are_no_tensors_are_named():
     with pytest.raises(ValueError, match=r"y holds str; it must hold classes 0, 1, …; number them: numpy.unique"):
         stream.from_tensors(torch.rand(4, 3), ["cat", "dog", "cat", "dog"], [1, 1])
