@@ -77,6 +77,14 @@ def test_own_streams_methods_and_networks_by_path(tmp_path, monkeypatch):
     given = {"network": "own_parts:network", "epochs": 2, "batch": 8, "replay": 8, "lr": 0.5}
     settings, _ = resolve("own_parts:stream", "own_parts:Mine", given)
     assert len(build.run(settings).accuracy_matrix) == 2
+    named = ("own_parts:stream", "own_parts:Mine", "own_parts:network")
+    before = build._own_code(settings)
+    assert set(before) == set(named)
+    with (tmp_path / "own_parts.py").open("a") as file:
+        file.write("# changed\n")
+    after = build._own_code(settings)
+    assert all(after[name] != before[name] for name in named)
+    assert build._own_code(resolve("seq-digits", "er", {})[0]) == {}
 
 
 def test_what_is_no_method_is_refused():

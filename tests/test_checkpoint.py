@@ -205,6 +205,10 @@ def test_a_checkpoint_of_another_run_other_data_or_another_torch_is_told(tmp_pat
         check({**expected, "torch": "1"}, expected, tmp_path)
     with pytest.warns(UserWarning, match="was written with forgetless 1.0, this is 1.1: .* other numbers"):
         check({**expected, "forgetless": "1.0"}, expected, tmp_path)
+    own = {**expected, "code": {"mine:Method": "12"}}
+    check(expected, own, tmp_path)  # of before these were written down
+    with pytest.warns(UserWarning, match="before the file of mine:Method was changed: the run goes on, and is of both"):
+        check({**expected, "code": {"mine:Method": "34"}}, own, tmp_path)
     with pytest.raises(CheckpointError, match="is of another run"):
         check({}, expected, tmp_path)
 

@@ -3,7 +3,7 @@ import dataclasses
 
 import pytest
 
-from forgetless import report
+from forgetless import page, report
 
 
 def test_rows_are_mean_and_deviation_over_seeds(records):
@@ -114,3 +114,21 @@ def test_rows_of_a_table_are_named_within_their_stream(records):
     other = dataclasses.replace(records[0], settings={**records[0].settings, "stream": "seq-mnist", "buffer": 7})
     lines = [line.split(",")[:2] for line in report.table([records[0], other]).splitlines()]
     assert lines[1:] == [["seq-digits", "sgd"], ["seq-mnist", "sgd"]]
+
+
+def test_the_profile_is_of_a_row_that_was_not_finetuned_on_the_way(records):
+    """S_g of k-FPF has in it what its finetunings moved."""
+
+    def row(label, repair, **scores):
+        made = dataclasses.replace(
+            records[0], settings={**records[0].settings, "repair": repair}, sensitivity=dict(scores)
+        )
+        return report.Row(label, (made,))
+
+    often, er, sgd = row("k-fpf-ce", "k-fpf", fc=2.9), row("er", "none", fc=1.8), row("sgd, lr 0.1", "none", fc=1.9)
+    assert report.profiled([often, er, sgd]) is sgd
+    assert report.profiled([often, er]) is er
+    assert report.profiled([row("gdumb", "none"), often]) is often
+    assert report.profiled([]) is None
+    said = "What its finetunings moved is part of it."
+    assert [said in page.html(list(one.records), "", {}) for one in (often, er)] == [True, False]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import math
 import platform
+import sys
 import tempfile
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -199,8 +201,21 @@ def _about(settings: Settings, data: str, sources: Mapping[str, str]) -> dict[st
     """What a checkpoint belongs to."""
     return {
         "settings": settings.to_dict(), "data": data, "torch": torch.__version__,
-        "forgetless": forgetless.__version__, "sources": dict(sources),
+        "forgetless": forgetless.__version__, "sources": dict(sources), "code": _own_code(settings),
     }  # fmt: skip
+
+
+def _own_code(settings: Settings) -> dict[str, str]:
+    """Of a user's stream, method and network the checksum of the file they are in."""
+    named = {"stream": settings.stream, "method": settings.method, "network": settings.network}
+    found = {}
+    for kind, name in named.items():
+        if name not in catalogue.TABLES[kind]:
+            catalogue.load(kind, name)
+            module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
+            with suppress(OSError):  # it is in no file
+                found[name] = f"{zlib.crc32(Path(sys.modules[module].__file__ or '').read_bytes()):08x}"
+    return found
 
 
 def checkpoint_path(out: Path, settings: Settings) -> Path:

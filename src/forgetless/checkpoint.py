@@ -106,6 +106,10 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
             f"{file} was written with other data (checksum {about.get('data')}, now {expected['data']}): bring the "
             "data back, or remove the checkpoint to start anew"
         )
+    for name, text in expected.get("code", {}).items():
+        if about.get("code", {}).get(name, text) != text:
+            said = f"{file} was written before the file of {name} was changed"
+            warnings.warn(f"{said}: the run goes on, and is of both; remove it to start anew", stacklevel=2)
     for name, differs in (("torch", "its last digits may differ"), ("forgetless", "it may end with other numbers")):
         if about.get(name) != expected[name]:
             said = f"{file} was written with {name} {about.get(name)}, this is {expected[name]}"

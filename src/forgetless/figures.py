@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetless.record import Record
-from forgetless.report import Row, best, by_stream, front, rows
+from forgetless.report import Row, best, by_stream, front, profiled, rows
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,9 +31,7 @@ def of_records(records: Sequence[Record], folder: Path, formats: Sequence[str] =
         several = [row for row in found if len(row.anytime) > 1]
         if several:
             pictures["anytime"] = anytime(several)
-        profiled = [row for row in found if row.sensitivity]
-        if profiled:
-            row = next((row for row in profiled if row.label.split(",")[0] == "sgd"), profiled[0])
+        if row := profiled(found):
             pictures["profile"] = profile(row.sensitivity, row.label)
             pictures["dynamics"] = dynamics(row.records[0], row.label)
         (first, *_) = best(found)

@@ -8,7 +8,7 @@ from html import escape
 from statistics import mean
 
 from forgetless.record import Record
-from forgetless.report import HEADINGS, Row, best, by_stream, cells, front, rows, si
+from forgetless.report import HEADINGS, Row, best, by_stream, cells, front, profiled, rows, si
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
@@ -63,19 +63,18 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         "line joins those that no other beats in both; joint, which sees all tasks at once, is not among them.</p>",
         _scatter(found, colours),
     ]
-    trained = [row for row in found if row.sensitivity]
-    profiled = next((row for row in trained if row.label.split(",")[0] == "sgd"), trained[0] if trained else None)
-    if profiled:
+    if (told := profiled(found)) is not None:
+        mixed = " What its finetunings moved is part of it." if told.moved_by_finetuning else ""
         parts += [
             f"<h2>Forgetting profile</h2><p>Sensitivity S_g of each group of parameters when the task changes, "
-            f"{escape(profiled.label)}; the mean over trainable groups is 1.{_thresholds(records)}</p>",
-            _bars(profiled.sensitivity),
+            f"{escape(told.label)}; the mean over trainable groups is 1.{mixed}{_thresholds(records)}</p>",
+            _bars(told.sensitivity),
         ]
-        over_time = _profile(profiled.records[0])
+        over_time = _profile(told.records[0])
         if over_time:
             parts += [
-                f"<p>Mean absolute change of each group over every epoch, {escape(profiled.label)}, seed "
-                f"{escape(str(profiled.records[0].settings['seed']))}. Dotted lines: a task begins; triangles: where "
+                f"<p>Mean absolute change of each group over every epoch, {escape(told.label)}, seed "
+                f"{escape(str(told.records[0].settings['seed']))}. Dotted lines: a task begins; triangles: where "
                 "the changes alone tell it.</p>",
                 over_time,
             ]

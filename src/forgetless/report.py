@@ -58,6 +58,11 @@ class Row:
         return _mean([record.accuracy_matrix for record in self.records])
 
     @property
+    def moved_by_finetuning(self) -> bool:
+        """Whether the weights that two tasks are compared by were finetuned between them."""
+        return bool(self.records[0].settings["repair"] == "k-fpf")
+
+    @property
     def sensitivity(self) -> dict[str, float]:
         first = self.records[0].sensitivity
         found = {}
@@ -89,6 +94,16 @@ def rows(records: Sequence[Record]) -> list[Row]:
         named = [name if own[name] is True else f"{name} {own[name]}" for name in own if name in differing[label]]
         found.append(Row(", ".join([label, *named, *held_out]), tuple(members)))
     return found
+
+
+def profiled(found: Sequence[Row]) -> Row | None:
+    """The row whose S_g is shown: plain SGD's, or another that was not finetuned on the way.
+
+    S_g of k-FPF has in it what its finetunings moved, so it comes only where there is nothing else.
+    """
+    told = [row for row in found if row.sensitivity]
+    plain = [row for row in told if not row.moved_by_finetuning]
+    return next((row for row in plain if row.label.split(",")[0] == "sgd"), next(iter(plain or told), None))
 
 
 def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
