@@ -158,6 +158,11 @@ def planned(stream: str, method: str, given: Mapping[str, Any], options: Options
     return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(options.seed_count))
 
 
+def network(stream: str) -> str:
+    """That of the runs on a stream, where no other is given."""
+    return str(STREAM_DEFAULTS.get(stream, {}).get("network", Settings.network))
+
+
 def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
     """The method and the settings behind a ``Settings.label``: er, fpf+er, fpf-all+er, k-fpf-ce, k-fpf-kd+masked, …"""
     repair, _, method = label.rpartition("+")
