@@ -216,6 +216,12 @@ def measure(lines: Sequence[Line], out: Path) -> list[Measured]:
     return found
 
 
+def of_records(found: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
+    """The lines with those of their records that are among ``records``."""
+    ids = {made.id for made in records}
+    return [Measured(one.line, tuple(made for made in one.records if made.id in ids)) for one in found]
+
+
 def runs(lines: Sequence[Line]) -> list[Planned]:
     """All runs behind some lines, each once."""
     return list({one.settings.id: one for line in lines for one in line.runs}.values())
