@@ -344,7 +344,7 @@ def test_icarl_says_what_it_needs():
         for a, b in ((first.train, third.train), (first.test, third.test))
     ]
     again = dataclasses.replace(STREAM, tasks=(first, second, Task(*joined, (0, 1, 4, 5))))
-    with pytest.raises(ValueError, match="takes the exemplars of a class from one task; class 0 is in tasks 1, 3$"):
+    with pytest.raises(ValueError, match="takes a class's exemplars from one task; class 0 is in tasks 1, 3$"):
         ICaRL().begin(learner(network(), again, capacity=8))
 
 

@@ -47,7 +47,7 @@ class ICaRL(Method):
         for label, foreign in enumerate(learner.foreign.T.tolist()):
             if foreign.count(False) > 1:
                 tasks = ", ".join(str(number) for number, other in enumerate(foreign, 1) if not other)
-                raise ValueError(f"icarl takes the exemplars of a class from one task; class {label} is in tasks {tasks}")
+                raise ValueError(f"icarl takes a class's exemplars from one task; class {label} is in tasks {tasks}")
         numbered = (~learner.foreign).cumsum(0).clamp(max=1).sum(1).tolist()
         if numbered != [learner.seen(task) for task in range(learner.tasks)]:
             raise ValueError(
