@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import re
 import signal
@@ -6,7 +7,8 @@ import sys
 
 import pytest
 
-from forgetless import __version__
+from forgetless import __version__, record
+from forgetless.config import resolve
 from helpers import LIMIT, command, wait_until
 
 COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
@@ -274,6 +276,91 @@ def test_records_of_another_version_say_so(tmp_path):
     assert "sgd: its records were made by the versions 0.1.0, " in forgetless("report", "runs", cwd=tmp_path).stderr
 
 
+def leave(made, out, seed, *, validation=False, **changes):
+    """A record of sgd on the digits, with numbers of another."""
+    settings, _ = resolve("seq-digits", "sgd", {"seed": seed, "validation": validation})
+    own = {"id": settings.id, "label": settings.label, "settings": settings.to_dict()}
+    record.write(dataclasses.replace(made, **own, **changes), record.path(out, settings))
+    return settings.id
+
+
+TOGETHER = {  # commands that put the records of two seeds together
+    "sweep": ["plan.toml"],
+    "search": ["seq-digits", "sgd", "--grid", "grid.toml", "--seeds", 2],
+    "reproduce": ["table1", "--quick", "--rows", "sgd"],
+    "report": ["runs", "--table", "table.csv"],
+}
+
+
+def plans(folder):
+    (folder / "plan.toml").write_text('stream = "seq-digits"\nmethod = "sgd"\nseeds = 2\n')
+    (folder / "grid.toml").write_text("lr = [0.1]\n")
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_commands_that_mix_records_of_several_versions_say_so(name, records, tmp_path):
+    plans(tmp_path)
+    leave(records[0], tmp_path / "runs", 0, validation=True)
+    for seed in (0, 1):
+        leave(records[seed], tmp_path / "runs", seed)
+    assert "its records were made by" not in forgetless(name, *TOGETHER[name], cwd=tmp_path).stderr
+    leave(records[1], tmp_path / "runs", 1, versions={"forgetless": "0.1.0"})
+    done = forgetless(name, *TOGETHER[name], cwd=tmp_path)
+    assert f"sgd: its records were made by the versions 0.1.0, {__version__}\n" in done.stderr
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_a_record_of_other_tasks_is_left_out_and_named(name, records, tmp_path):
+    plans(tmp_path)
+    runs = tmp_path / "runs"
+    leave(records[0], runs, 0, validation=True)
+    ids = [leave(records[0], runs, 0), leave(records[1], runs, 1, accuracy_matrix=[[1.0]], anytime=[1.0], accuracy=1.0)]
+    kept, left = sorted(ids) if name == "report" else ids  # which takes the files by their names
+    accuracy = record.read(runs / kept / "record.json").accuracy
+    done = forgetless(name, *TOGETHER[name], cwd=tmp_path)
+    assert (
+        f"skipped: {left}: the records {kept} and {left} have the same settings but for the seed, and other tasks or "
+        "groups of parameters: one is of code that was changed since; remove it\n"
+    ) in done.stderr
+    if name == "sweep":
+        assert done.stdout.splitlines()[-1] == "0 done, 2 already there, 0 failed; records: runs"
+        assert re.search(rf"sgd +{accuracy:.1f} +\d", done.stdout)
+    elif name == "report":
+        row = (tmp_path / "table.csv").read_text().splitlines()[1].split(",")
+        assert (float(row[2]), row[4], row[-1]) == (accuracy, "1", kept)
+    elif name == "search":
+        (file,) = runs.glob("search-*.json")
+        values = json.loads(file.read_text())
+        assert (values["ids"], values["accuracies"]) == ([kept], [accuracy])
+        assert f"on the test set {accuracy:.2f} % with one seed" in done.stdout
+    else:
+        (row,) = json.loads((runs / "reproduce-table1-sgd-quick.json").read_text())["lines"]
+        assert (row["records"], row["ours"]) == ([kept], [round(accuracy, 3), None])
+
+
+def test_of_two_records_of_the_same_settings_the_first_is_kept_and_one_with_other_numbers_named(records, tmp_path):
+    name = leave(records[0], tmp_path / "one", 0, accuracy=70.0)
+    about = {"seconds": {"total": 9.0}, "versions": {"forgetless": "0.1.0"}, "sources": {"lr": "given"}}
+    leave(records[0], tmp_path / "copy", 0, accuracy=70.0, **about)
+    leave(records[0], tmp_path / "other", 0, accuracy=50.0)
+    alike = forgetless("report", "one", "copy", cwd=tmp_path)
+    assert "skipped" not in alike.stderr
+    done = forgetless("report", "one", "other", "--table", "table.csv", cwd=tmp_path)
+    files = [f"{folder}/{name}/record.json" for folder in ("other", "one")]
+    assert f"skipped: {files[0]} has other numbers than {files[1]}, the record of the same settings\n" in done.stderr
+    assert (tmp_path / "table.csv").read_text().splitlines()[1].split(",")[2] == "70.0"
+
+
+def test_a_reproduction_with_other_seeds_is_kept_beside_the_first(records, tmp_path):
+    for seed in (0, 1):
+        leave(records[seed], tmp_path / "runs", seed)
+    for seeds in (1, 2):
+        forgetless("reproduce", "table1", "--quick", "--rows", "sgd", "--seeds", seeds, cwd=tmp_path)
+    for seeds in (1, 2):
+        (row,) = json.loads((tmp_path / "runs" / f"reproduce-table1-sgd-seeds-{seeds}-quick.json").read_text())["lines"]
+        assert row["seeds"] == seeds
+
+
 def test_a_warning_is_one_line(tmp_path):
     done = forgetless("run", "seq-digits", "er", *QUICK, "--fpf", "--threshold", "99", cwd=tmp_path)
     (line,) = [line for line in done.stderr.splitlines() if "nothing was finetuned" in line]
@@ -287,7 +374,7 @@ def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):
     assert "er, fc1 frozen" in done.stdout
     assert "hold: freezing fc1 costs the most (none frozen " in done.stdout.replace("holds", "hold")
     assert (tmp_path / "figures" / "freeze-er-seq-digits.png").stat().st_size > 1000
-    values = json.loads((tmp_path / "runs" / "reproduce-freeze-er-quick.json").read_text())
+    values = json.loads((tmp_path / "runs" / "reproduce-freeze-er-seeds-1-quick.json").read_text())
     assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
     assert all(len(line["records"]) == 1 for line in values["lines"])
     again = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)

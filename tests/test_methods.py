@@ -338,6 +338,14 @@ def test_icarl_says_what_it_needs():
     other = dataclasses.replace(STREAM, tasks=STREAM.tasks[::-1])
     with pytest.raises(ValueError, match="icarl needs classes numbered in the order of the tasks"):
         ICaRL().begin(learner(network(), other, capacity=8))
+    first, second, third = STREAM.tasks
+    joined = [
+        Split(torch.cat([a.x, b.x]), torch.cat([a.y, b.y]))
+        for a, b in ((first.train, third.train), (first.test, third.test))
+    ]
+    again = dataclasses.replace(STREAM, tasks=(first, second, Task(*joined, (0, 1, 4, 5))))
+    with pytest.raises(ValueError, match="takes a class's exemplars from one task; class 0 is in tasks 1, 3$"):
+        ICaRL().begin(learner(network(), again, capacity=8))
 
 
 def test_icarl_distils_from_the_former_network_in_evaluation_mode():

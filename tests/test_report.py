@@ -100,6 +100,11 @@ def test_records_on_validation_say_so_and_those_of_other_code_are_not_mixed(reco
     )
     with pytest.raises(ValueError, match=f"the records {first.id} and 0123456789ab have the same settings"):
         report.rows([first, other])
+    text = (
+        f"0123456789ab: the records {first.id} and 0123456789ab have the same settings but for the seed, and other "
+        "tasks or groups of parameters: one is of code that was changed since; remove it"
+    )
+    assert report.agreeing([first, other, held_out, records[1]]) == ([first, held_out, records[1]], [text])
 
 
 def test_ways_that_differ_in_how_a_number_is_written_have_labels_of_their_own(records):

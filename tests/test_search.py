@@ -95,6 +95,19 @@ def test_an_unknown_setting_of_a_grid_is_named(tmp_path):
         list(search("seq-digits", "er", SHARED, {"lrr": (0.1, 0.2)}, tmp_path, seeds=1, workers=1))
 
 
+@pytest.mark.parametrize(
+    ("method", "grid", "match"),
+    [
+        ("er", {"network": ("mlp", "nowhere:small")}, "network 'nowhere:small': no module named 'nowhere'"),
+        ("derpp", {"alpha": (0.1, -1.0)}, "alpha is -1.0; it must be a finite number of 0 or more"),
+    ],
+)
+def test_a_point_that_cannot_begin_is_refused_before_any_is_trained(method, grid, match, tmp_path):
+    with pytest.raises(ValueError, match=match):
+        list(search("seq-digits", method, SHARED, grid, tmp_path, seeds=1, workers=1))
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_of_the_test_set_reaches_the_choice(tmp_path, monkeypatch):
     """With every test label wrong, what was searched and chosen is the same; only the end is not."""
     (tmp_path / "poisoned.py").write_text(

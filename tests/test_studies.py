@@ -113,6 +113,33 @@ def test_findings_of_the_dynamics_are_worked_from_the_changes(records):
     assert not studies.movement.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
 
 
+@pytest.mark.parametrize(
+    ("stream", "claims"),
+    [
+        ("seq-mnist", ["SGD: the last layer is the most sensitive of those that are trained"]),
+        (movement.LARGE, ["SGD: the last layer is the most sensitive of those that are trained"]),
+        ("rot-mnist", ["SGD: the last layer is no more sensitive than the first (domain-IL)"]),
+        ("forgetless.streams:rot_mnist", ["SGD: the last layer is no more sensitive than the first (domain-IL)"]),
+        ("own:domains", []),
+    ],
+)
+def test_the_last_layer_is_judged_by_the_scenario_and_not_on_a_users_stream(stream, claims, records):
+    settings = {**records[0].settings, "stream": stream}
+    made = dataclasses.replace(records[0], sensitivity={"fc1": 0.6, "fc3": 1.4}, settings=settings)
+    found = movement.dynamics_findings([Measured(line("SGD"), (made,))])
+    assert [one.claim for one in found if "last layer" in one.claim] == claims
+
+
+def test_one_task_gives_no_findings_and_no_picture_between_tasks(records):
+    changes = [[1, epoch, {"fc1": 0.4, "fc3": 0.9}] for epoch in (1, 2)]
+    one = {"epoch_changes": changes, "task_changes": [], "sensitivity": {"fc1": None, "fc3": None}, "boundaries": []}
+    made = dataclasses.replace(records[0], tensor_changes={"bn1.weight": [], "block1.0.bn1.weight": []}, **one)
+    found = [Measured(line("SGD"), (made,))]
+    assert movement.dynamics_findings(found) == movement.bn_findings(found) == []
+    assert list(movement.draw_dynamics(found)) == ["sgd-epochs"]
+    assert movement.draw_bn(found) == {}
+
+
 def test_k_finetunings_are_k_the_last_at_the_end():
     lines = studies.ITEMS["k-tau"].lines(Options("seq-pathmnist", seeds=1))
     times = {k: 14_075 // every + 1 for k, every, _ in (each.at for each in lines)}  # of the steps its records have
@@ -123,6 +150,21 @@ def test_what_is_frozen_in_a_quick_reproduction_are_groups_of_the_streams_networ
     lines = studies.ITEMS["freeze"].lines(Options("seq-organamnist", quick=True))
     frozen = {one.settings.freeze for each in lines for one in each.runs}
     assert frozen == {(), ("block1",), ("block2",), ("block3",), ("block4",), ("fc",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("parameters", {("fc1",), ("fc2",), ("fc3",), ("fc2", "fc3"), ("fc1", "fc3"), "all"}),
+        ("freeze", {(), ("fc1",), ("fc2",), ("fc3",)}),
+        ("buffer-epochs", {None, ("fc3",)}),
+    ],
+)
+def test_groups_on_a_users_stream_are_those_of_the_network_its_runs_have(name, groups):
+    lines = studies.ITEMS[name].lines(Options("own:stream", quick=True))
+    settings = [one.settings for each in lines for one in each.runs]
+    assert {one.network for one in settings} == {"mlp"}
+    assert {one.freeze if name == "freeze" else one.groups for one in settings} == groups
 
 
 def test_stages_of_batch_norm_are_told_from_the_names(records):

@@ -93,6 +93,8 @@ def test_groups_are_a_value_and_a_list_of_lists_is_a_range():
         ('stream = "seq-digits"\nmethod = "er"\nseeds = 0', "seeds is 0; it must be a whole number of 1 or more"),
         ('stream = "seq-digits"\nmethod = "er"\nlr = []', "lr is an empty list; it must have one value or more"),
         ('stream = "seq-digits"\nmethod = "er"\nruns = 3', "runs must be blocks, each headed"),
+        ("runs = []", "runs is an empty list, so the plan has no run; leave it out, or head blocks"),
+        ('stream = "seq-digits"\nmethod = "er"\nruns = []', "runs is an empty list, so the plan has no run"),
         ('[[run]]\nstream = "seq-digits"\nmethod = "er"', "run is a block, but blocks of runs are headed"),
         ('stream = "seq-digits"\nmethod = "er"\nepoch = 3', "er has no setting 'epoch'; did you mean 'epochs'"),
         ('stream = "seq-digits"\nmethod = "er"\nkd = 0.5', "kd is a setting of FPF"),
@@ -118,6 +120,11 @@ def test_a_bad_plan_is_refused_with_the_files_name(text, match, tmp_path):
 def test_a_plan_that_is_not_there():
     with pytest.raises(ValueError, match="there is no file"):
         read_plan(build.Path("nowhere.toml"))
+
+
+def test_a_folder_is_no_plan(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} is a folder; it must be a TOML file"):
+        read_plan(tmp_path)
 
 
 def test_what_has_a_record_is_not_done_again_what_fails_is_written_down_and_the_rest_is_as_alone(tmp_path):

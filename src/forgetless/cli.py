@@ -269,8 +269,9 @@ def sweep(
     with _Progress(len(runs)) as progress:
         for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, schedule=schedule):
             progress.show(note)
-    found = [made for one in runs if (made := record.find(out, one.settings)) is not None]
+    found = _agreeing([made for one in runs if (made := record.find(out, one.settings)) is not None])
     _print_by_stream(found)
+    _say_versions(found)
     _say(f"{progress}; records: {out}")
     if progress.failed:
         raise typer.Exit(1)
@@ -318,6 +319,7 @@ def search(
             if not isinstance(note, searching.Found):
                 progress.show(note)
     assert isinstance(note, searching.Found)
+    _say_skipped(note.skipped)
     ranked = sorted(note.points, key=lambda one: (-len(one[1]), -searching.score(one[1])))
     table = Table(*space, "validation", "seeds", box=None, padding=(0, 2))
     for point, accuracies in ranked[:10]:
@@ -330,6 +332,7 @@ def search(
     several = len(note.ids) > 1
     spread = f" ± {note.spread:.2f} % over {len(note.ids)} seeds" if several else " % with one seed"
     screen.print(f"chosen: {settings}; on the test set {note.mean:.2f}{spread}")
+    _say_versions([record.read(out / name / "record.json") for name in note.ids])
     if halving:
         screen.print(f"halving saved {note.saved} runs")
     _say(f"all of it: {searching.path(out, note)}")
@@ -400,14 +403,18 @@ def reproduce(
     found = reproducing.measure(lines, out)
     if not found:
         raise ValueError(f"all runs failed; {sweeping.AGAIN}")
+    records = _agreeing(list({made.id: made for measured in found for made in measured.records}.values()))
+    found = reproducing.of_records(found, records)
     for name in dict.fromkeys(measured.line.stream for measured in found):
         screen.print(name)
         _print_comparison([measured for measured in found if measured.line.stream == name])
+    _say_versions(records)
     findings = item.findings(found)
     for finding in findings:
         screen.print(str(finding), highlight=False, soft_wrap=True)
     asked = [*([stream] if stream else []), *([str(buffer)] if buffer else []), *options.rows]
-    file = out / f"{'-'.join(['reproduce', what, *asked, *(['quick'] if quick else [])])}.json"
+    how = [*([f"seeds-{seeds}"] if seeds else []), *(["quick"] if quick else [])]
+    file = out / f"{'-'.join(['reproduce', what, *asked, *how])}.json"
     record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
     for name, picture in item.draw(found).items():
         stem = "-".join([what, *(word for word in asked if f"-{word}-" not in f"-{name}-"), name])
@@ -490,10 +497,9 @@ def report_(
     if empty := [name for name, own in files.items() if not own]:
         raise ValueError(f"there is no record in {', '.join(empty)}; a run leaves <folder>/<id>/record.json")
     read, problems = record.read_those([file for own in files.values() for file in own])
-    for problem in problems:
-        notes.print(f"skipped: {problem}", highlight=False, soft_wrap=True)
-    read = list({made.id: (file, made) for file, made in read}.values())  # a copy is no second seed
-    found = report.best_first([made for _, made in read])
+    _say_skipped(problems)
+    read = _once(read)
+    found = report.best_first(_agreeing([made for _, made in read]))
     if not found:
         raise ValueError(f"there is no whole record in {', '.join(folders)}")
     streams = _print_by_stream(found)
@@ -513,6 +519,28 @@ def report_(
 def _say(text: str) -> None:
     """A line with a name of a file in it, which is not broken."""
     screen.print(text, highlight=False, soft_wrap=True)
+
+
+def _say_skipped(problems: list[str]) -> None:
+    for problem in problems:
+        notes.print(f"skipped: {problem}", highlight=False, soft_wrap=True)
+
+
+def _once(read: list[tuple[Path, record.Record]]) -> list[tuple[Path, record.Record]]:
+    """Of files with the same id the first: a copy is no second seed. One that is no copy is named."""
+    kept: dict[str, tuple[Path, record.Record]] = {}
+    for file, made in read:
+        first, other = kept.setdefault(made.id, (file, made))
+        if file != first and not record.same_numbers(made, other):
+            _say_skipped([f"{file} has other numbers than {first}, the record of the same settings"])
+    return list(kept.values())
+
+
+def _agreeing(found: list[record.Record]) -> list[record.Record]:
+    """Those that can be put together; the others are named."""
+    kept, problems = report.agreeing(found)
+    _say_skipped(problems)
+    return kept
 
 
 def _say_versions(found: list[record.Record]) -> None:

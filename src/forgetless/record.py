@@ -120,6 +120,16 @@ def _check(made: Record) -> None:
         raise ValueError(f"its FLOPs are {made.flops}")
 
 
+def same_numbers(one: Record, other: Record) -> bool:
+    """Whether records of the same settings say the same, in whatever time and on whatever machine they were made."""
+    about = ("sources", "seconds", "versions", "device", "engine", "details")
+    texts = [
+        json.dumps({name: value for name, value in made.to_dict().items() if name not in about}, sort_keys=True)
+        for made in (one, other)
+    ]
+    return texts[0] == texts[1]
+
+
 def of(out: Path, settings: Settings) -> Record:
     """The record of a run; an error if the file in its place is none, or that of another."""
     file = path(out, settings)

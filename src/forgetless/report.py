@@ -81,14 +81,16 @@ def rows(records: Sequence[Record]) -> list[Row]:
     """
     ways: dict[str, list[Record]] = {}
     for record in records:
-        ways.setdefault(json.dumps(_without_seed(record), sort_keys=True), []).append(record)
+        ways.setdefault(_way(record), []).append(record)
     namesakes: dict[str, list[dict[str, Any]]] = {}
     for members in ways.values():
         namesakes.setdefault(members[0].label, []).append(_without_seed(members[0]))
     differing = {label: _differing(settings) - {"validation"} for label, settings in namesakes.items()}
     found = []
     for members in ways.values():
-        _check_alike(members)
+        for other in members[1:]:
+            if problem := _unlike(members[0], other):
+                raise ValueError(problem)
         label, own = members[0].label, _without_seed(members[0])
         held_out = ["on validation"] if own["validation"] else []
         named = [name if own[name] is True else f"{name} {own[name]}" for name in own if name in differing[label]]
@@ -112,16 +114,31 @@ def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
     return {name for name in names if len({repr(own.get(name)) for own in settings}) > 1}
 
 
-def _check_alike(members: Sequence[Record]) -> None:
-    """An error if records of the same settings have other tasks or groups: they are of different code or data."""
-    first = members[0]
-    for other in members[1:]:
-        same_tasks = len(other.accuracy_matrix[-1]) == len(first.accuracy_matrix[-1])
-        if not same_tasks or other.sensitivity.keys() != first.sensitivity.keys():
-            raise ValueError(
-                f"the records {first.id} and {other.id} have the same settings but for the seed, and other tasks or "
-                "groups of parameters: one is of code that was changed since; remove it"
-            )
+def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
+    """Those that have the tasks and groups of the first of their settings, and of the others why they are left out."""
+    first: dict[str, Record] = {}
+    kept, problems = [], []
+    for record in records:
+        if problem := _unlike(first.setdefault(_way(record), record), record):
+            problems.append(f"{record.id}: {problem}")
+        else:
+            kept.append(record)
+    return kept, problems
+
+
+def _unlike(first: Record, other: Record) -> str | None:
+    """What is wrong where records of the same settings have other tasks or groups: of different code or data."""
+    same_tasks = len(other.accuracy_matrix[-1]) == len(first.accuracy_matrix[-1])
+    if same_tasks and other.sensitivity.keys() == first.sensitivity.keys():
+        return None
+    return (
+        f"the records {first.id} and {other.id} have the same settings but for the seed, and other tasks or groups of "
+        "parameters: one is of code that was changed since; remove it"
+    )
+
+
+def _way(record: Record) -> str:
+    return json.dumps(_without_seed(record), sort_keys=True)
 
 
 def _without_seed(record: Record) -> dict[str, Any]:

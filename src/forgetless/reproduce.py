@@ -158,6 +158,11 @@ def planned(stream: str, method: str, given: Mapping[str, Any], options: Options
     return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(options.seed_count))
 
 
+def network(stream: str) -> str:
+    """That of the runs on a stream, where no other is given."""
+    return str(STREAM_DEFAULTS.get(stream, {}).get("network", Settings.network))
+
+
 def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
     """The method and the settings behind a ``Settings.label``: er, fpf+er, fpf-all+er, k-fpf-ce, k-fpf-kd+masked, …"""
     repair, _, method = label.rpartition("+")
@@ -209,6 +214,12 @@ def measure(lines: Sequence[Line], out: Path) -> list[Measured]:
         if records:
             found.append(Measured(line, records))
     return found
+
+
+def of_records(found: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
+    """The lines with those of their records that are among ``records``."""
+    ids = {made.id for made in records}
+    return [Measured(one.line, tuple(made for made in one.records if made.id in ids)) for one in found]
 
 
 def runs(lines: Sequence[Line]) -> list[Planned]:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,8 +20,9 @@ from forgetless import record
 from forgetless.checks import check_whole
 from forgetless.config import resolve
 from forgetless.presets import GRIDS
+from forgetless.report import agreeing
 from forgetless.storage import USUAL, Schedule
-from forgetless.sweep import AGAIN, Done, Failed, Planned, Started, read_toml, sweep
+from forgetless.sweep import AGAIN, Done, Failed, Planned, Started, check_plan, read_toml, sweep
 
 Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -41,6 +42,7 @@ class Found:
     ids: list[str]  # of those runs
     saved: int  # runs that halving left out
     effort: list[int]  # seeds of each point, seeds of the chosen one, whether by halving
+    skipped: list[str] = field(default_factory=list)  # records of the chosen point that do not agree with its first
 
     @property
     def mean(self) -> float:
@@ -134,6 +136,8 @@ def search(
     for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
         alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
         runs = {number: planned(points[number], seed, validation=True) for number in alive}
+        if seed == 0 and on == "here":  # elsewhere there may be other modules
+            check_plan(list(runs.values()), out)
         errors = yield from _done(list(runs.values()), out, how)
         for number, one in runs.items():
             if (made_ := record.find(out, one.settings)) is not None:
@@ -147,12 +151,13 @@ def search(
     made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
     if not made:
         raise ValueError(f"the chosen point failed on all training images, the first seed with: {errors[0]}; {AGAIN}")
+    made, skipped = agreeing(made)
     found = Found(
         stream, method, dict(given), {name: list(values) for name, values in grid.items()},
         [(points[number], scores[number]) for number in scores], points[best],
         [one.accuracy for one in made], [one.id for one in made],
         len(points) * search_seeds - sum(rungs(len(points), search_seeds, halving=halving)),
-        [search_seeds, seeds, int(halving)],
+        [search_seeds, seeds, int(halving)], skipped,
     )  # fmt: skip
     record.write_json(found.to_dict(), path(out, found))
     yield found

@@ -101,6 +101,8 @@ def read_toml(file: Path) -> dict[str, Any]:
         values: dict[str, Any] = tomllib.loads(file.read_text())
     except FileNotFoundError:
         raise ValueError(f"there is no file {file}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file} is a folder; it must be a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not TOML: {error}") from None
     return values
@@ -111,6 +113,8 @@ def plan(values: Mapping[str, Any]) -> list[Planned]:
     blocks = values.get("runs", [{}])
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise ValueError("runs must be blocks, each headed [[runs]]")
+    if not blocks:
+        raise ValueError("runs is an empty list, so the plan has no run; leave it out, or head blocks [[runs]]")
     for block in [shared, *blocks]:
         for name, value in block.items():
             if any(isinstance(one, dict) for one in (value if isinstance(value, list) else [value])):

@@ -44,6 +44,10 @@ class ICaRL(Method):
                 f"buffer is {learner.buffer.capacity}; icarl keeps as many exemplars of each class, so with "
                 f"{learner.classes} classes it must be {learner.classes} or more"
             )
+        for label, foreign in enumerate(learner.foreign.T.tolist()):
+            if foreign.count(False) > 1:
+                tasks = ", ".join(str(number) for number, other in enumerate(foreign, 1) if not other)
+                raise ValueError(f"icarl takes a class's exemplars from one task; class {label} is in tasks {tasks}")
         numbered = (~learner.foreign).cumsum(0).clamp(max=1).sum(1).tolist()
         if numbered != [learner.seen(task) for task in range(learner.tasks)]:
             raise ValueError(

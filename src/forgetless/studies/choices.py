@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forgetless import figures
 from forgetless.catalogue import check_name
 from forgetless.presets import STREAM_DEFAULTS
-from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned, steps
+from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, network, planned, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,9 +44,8 @@ def parameters(options: Options) -> list[Line]:
     lines = []
     for stream in streams:
         check_name("stream", stream)
-        network = STREAM_DEFAULTS.get(stream, {}).get("network", "resnet18")
         for kind, method in (("FPF", "er"), ("k-FPF", "sgd")):
-            for name, groups in MLP_CHOICES if network == "mlp" else CHOICES:
+            for name, groups in MLP_CHOICES if network(stream) == "mlp" else CHOICES:
                 given: dict[str, Any] = {"repair": kind.lower(), "groups": "all" if groups == ("all",) else groups}
                 given |= {} if options.buffer is None else {"buffer": options.buffer}
                 runs = planned(stream, method, given, options)
@@ -165,8 +164,7 @@ def buffer_epochs(options: Options) -> list[Line]:
     """ER and FPF+ER by the size of the buffer, and by the epochs a task."""
     stream = options.stream or (QUICK if options.quick else "seq-pathmnist")
     check_name("stream", stream)
-    network = STREAM_DEFAULTS.get(stream, {}).get("network", "resnet18")
-    head: tuple[str, ...] = ("fc3",) if network == "mlp" else ("bn.affine", "bn.stats", "fc")
+    head: tuple[str, ...] = ("fc3",) if network(stream) == "mlp" else ("bn.affine", "bn.stats", "fc")
     sizes = (50, 100, 200, 400) if options.quick else (100, 200, 500, 1000, 2000)
     lengths = (1, 5, 10) if options.quick else (1, 2, 5, 10, 20)
     lines = []

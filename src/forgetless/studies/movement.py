@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
-from forgetless.catalogue import check_name
+from forgetless.catalogue import STREAMS, check_name
 from forgetless.record import Record
 from forgetless.report import Row
 from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGE = "forgetless.streams:large_digits"  # 32×32, for VGG-11
+OWN = "forgetless.streams:"
+DOMAIN = (f"{OWN}seq_pacs", f"{OWN}rot_mnist")
 
 
 def dynamics(options: Options) -> list[Line]:
@@ -52,7 +54,7 @@ def dynamics_findings(found: Sequence[Measured]) -> list[Finding]:
 def _at_switches(name: str, records: Sequence[Record]) -> list[Finding]:
     """Do all groups change more when the task switches, and can that be told from the changes alone?"""
     rows = [row for record in records for row in record.epoch_changes]
-    if max(epoch for _, epoch, _ in rows) < 2:
+    if max(epoch for _, epoch, _ in rows) < 2 or max(task for task, _, _ in rows) < 2:
         return []
     ratios = {}
     for group in rows[0][2]:
@@ -83,11 +85,13 @@ def _ranking(name: str, scores: Mapping[str, float], record: Record) -> list[Fin
     trainable = {group: score for group, score in scores.items() if not group.endswith(".stats")}
     head = next(group for group in ("fc3", "fc") if group in scores)
     findings = []
-    if record.settings["stream"] in ("seq-pacs", "rot-mnist"):
+    stream = record.settings["stream"]
+    path = STREAMS[stream].path if stream in STREAMS else stream
+    if path in DOMAIN:
         first = next(group for group in ("conv1", "fc1") if group in scores)
         claim = f"{name}: the last layer is no more sensitive than the first (domain-IL)"
         findings.append(Finding(claim, scores[head] <= scores[first], numbers))
-    else:
+    elif path.startswith(OWN):  # of a user's it is not known here which scenario it is
         claim = f"{name}: the last layer is the most sensitive of those that are trained"
         findings.append(Finding(claim, max(trainable, key=lambda g: trainable[g]) == head, numbers))
     if "bn.stats" in scores:
@@ -107,7 +111,8 @@ def draw_dynamics(found: Sequence[Measured]) -> dict[str, Figure]:
         record, title = one.records[0], f"{one.line.name}; {one.line.stream}"
         if max(epoch for _, epoch, _ in record.epoch_changes) > 1:
             pictures[f"{stem}-epochs"] = figures.dynamics(record, f"{title}: consecutive epochs")
-        pictures[f"{stem}-tasks"] = figures.dynamics(record, f"{title}: consecutive tasks", "tasks")
+        if record.task_changes:
+            pictures[f"{stem}-tasks"] = figures.dynamics(record, f"{title}: consecutive tasks", "tasks")
     return pictures
 
 
@@ -119,10 +124,13 @@ def bn_dynamics(options: Options) -> list[Line]:
 
 
 def stages(record: Record) -> dict[str, list[float]]:
-    """Change of the weights and biases of batch norm from task to task, by stage: bn1, block1 … block4."""
+    """Change of the weights and biases of batch norm from task to task, by stage: bn1, block1 … block4.
+
+    None of a run of one task.
+    """
     found: dict[str, list[list[float]]] = {}
     for name, values in record.tensor_changes.items():
-        if re.fullmatch(r"(.*\.)?(bn\d|shortcut\.1)\.(weight|bias)", name):
+        if re.fullmatch(r"(.*\.)?(bn\d|shortcut\.1)\.(weight|bias)", name) and values:
             stage = name.split(".")[0]
             found.setdefault(stage, []).append(values)
     return {stage: [sum(v) / len(v) for v in zip(*rows, strict=True)] for stage, rows in found.items()}
@@ -132,6 +140,8 @@ def bn_findings(found: Sequence[Measured]) -> list[Finding]:
     findings = []
     for one in found:
         means = [{s: sum(v) / len(v) for s, v in stages(record).items()} for record in one.records]
+        if not means[0]:
+            continue
         mean = {stage: sum(m[stage] for m in means) / len(means) for stage in means[0]}
         numbers = ", ".join(f"{stage} {value:.2g}" for stage, value in mean.items())
         bottom, *deeper = mean.values()
@@ -149,6 +159,8 @@ def draw_bn(found: Sequence[Measured]) -> dict[str, Figure]:
             stage: [(task + 2.0, value) for task, value in enumerate(values)]
             for stage, values in stages(one.records[0]).items()
         }
+        if not series:
+            continue
         title = f"weights and biases of batch norm, {one.line.stream}"
         pictures["bn"] = figures.curves(series, "task", "mean absolute change", title, log="y")
     return pictures

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
 from forgetless.catalogue import check_name, unknown
-from forgetless.presets import MANY_EPOCHS, REPAIR, STREAM_DEFAULTS
+from forgetless.presets import MANY_EPOCHS, REPAIR
 from forgetless.record import Record
 from forgetless.report import Row
-from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned, steps, way
+from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, network, planned, steps, way
 from forgetless.targets import Target, targets
 
 if TYPE_CHECKING:
@@ -70,8 +70,7 @@ def _elsewhere(name: str, found: Sequence[Target], options: Options) -> list[Lin
         method, given = way(label, stream, options.buffer)
         given |= {} if options.buffer is None else {"buffer": options.buffer}
         given |= {"anytime": True} if name == "anytime" and "repair" in given else {}
-        network = STREAM_DEFAULTS.get(stream, {}).get("network", "resnet18")
-        for group in ("", *FREEZABLE[network == "mlp"]) if name == "freeze" else ("",):
+        for group in ("", *FREEZABLE[network(stream) == "mlp"]) if name == "freeze" else ("",):
             own = given | ({"freeze": (group,)} if group else {})
             lines.append(
                 Line(label + (f", {group} frozen" if group else ""), planned(stream, method, own, options), at=(group,))
