@@ -373,7 +373,7 @@ def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):
     assert "quick: seq-digits, 1 seed" in done.stdout
     assert "er, fc1 frozen" in done.stdout
     assert "hold: freezing fc1 costs the most (none frozen " in done.stdout.replace("holds", "hold")
-    assert (tmp_path / "figures" / "freeze-er-seq-digits.png").stat().st_size > 1000
+    assert (tmp_path / "figures" / "freeze-er-seeds-1-seq-digits.png").stat().st_size > 1000
     values = json.loads((tmp_path / "runs" / "reproduce-freeze-er-seeds-1-quick.json").read_text())
     assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
     assert all(len(line["records"]) == 1 for line in values["lines"])

@@ -119,3 +119,14 @@ def test_a_record_of_the_results_is_what_reproduce_runs(file):
     item = "many-epochs" if options.stream == "rot-mnist" else "table1"
     lines = ITEMS["anytime" if made.settings.get("anytime") else item].lines(options)
     assert made.id in {one.settings.id for line in lines for one in line.runs}
+
+
+@pytest.mark.parametrize(
+    ("stream", "found"),
+    [
+        ("seq-cifar10", "class"), ("forgetless.streams:large_digits", "class"), ("seq-pacs", "domain"),
+        ("rot-mnist", "domain"), ("forgetless.streams:rot_mnist", "domain"), ("mine:seq_pacs", None),
+    ],
+)  # fmt: skip
+def test_the_scenario_of_a_stream_is_known_without_loading_it(stream, found):
+    assert reproduce.scenario(stream) == found

@@ -413,8 +413,8 @@ def reproduce(
     for finding in findings:
         screen.print(str(finding), highlight=False, soft_wrap=True)
     asked = [*([stream] if stream else []), *([str(buffer)] if buffer else []), *options.rows]
-    how = [*([f"seeds-{seeds}"] if seeds else []), *(["quick"] if quick else [])]
-    file = out / f"{'-'.join(['reproduce', what, *asked, *how])}.json"
+    asked += [f"seeds-{seeds}"] if seeds else []
+    file = out / f"{'-'.join(['reproduce', what, *asked, *(['quick'] if quick else [])])}.json"
     record.write_json(reproducing.to_dict(what, found, findings, remarks), file)
     for name, picture in item.draw(found).items():
         stem = "-".join([what, *(word for word in asked if f"-{word}-" not in f"-{name}-"), name])

@@ -14,6 +14,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from forgetless import record
+from forgetless.catalogue import STREAMS
 from forgetless.config import Settings, resolve
 from forgetless.presets import GRIDS, STREAM_DEFAULTS, preset
 from forgetless.record import Record
@@ -161,6 +162,14 @@ def planned(stream: str, method: str, given: Mapping[str, Any], options: Options
 def network(stream: str) -> str:
     """That of the runs on a stream, where no other is given."""
     return str(STREAM_DEFAULTS.get(stream, {}).get("network", Settings.network))
+
+
+def scenario(stream: str) -> str | None:
+    """Of a stream of forgetless, class or domain; of a user's it is not known here."""
+    path = STREAMS[stream].path if stream in STREAMS else stream
+    if not path.startswith("forgetless.streams:"):
+        return None
+    return "domain" if path.endswith((":seq_pacs", ":rot_mnist")) else "class"
 
 
 def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:

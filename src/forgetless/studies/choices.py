@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from forgetless import figures
 from forgetless.catalogue import check_name
 from forgetless.presets import STREAM_DEFAULTS
-from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, network, planned, steps
+from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, network, planned, scenario, steps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,7 +71,7 @@ def parameters_findings(found: Sequence[Measured]) -> list[Finding]:
                 claim = f"{stream}, {kind}: batch norm and the last layer are the best to finetune"
                 findings.append(Finding(claim, best == "BN+FC", _shown(own, *dict.fromkeys(("BN+FC", best)))))
             without, with_ = (("FC1", "FC2"), "FC3") if "FC3" in own else (("BN", "CONV1"), "BN+FC")
-            if kind == "k-FPF" and stream != "seq-pacs" and {*without, with_} <= set(own):
+            if kind == "k-FPF" and scenario(stream) == "class" and {*without, with_} <= set(own):
                 gap = own[with_].mean - max(own[name].mean for name in without)
                 claim = f"{stream}, {kind}: without the last layer it is much worse (by 5 points or more)"
                 findings.append(Finding(claim, gap > 5, f"by {gap:.1f}; {_shown(own, *without, with_)}"))

@@ -8,17 +8,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from forgetless import figures
-from forgetless.catalogue import STREAMS, check_name
+from forgetless.catalogue import check_name
 from forgetless.record import Record
 from forgetless.report import Row
-from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned
+from forgetless.reproduce import QUICK, Finding, Item, Line, Measured, Options, planned, scenario
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGE = "forgetless.streams:large_digits"  # 32×32, for VGG-11
-OWN = "forgetless.streams:"
-DOMAIN = (f"{OWN}seq_pacs", f"{OWN}rot_mnist")
 
 
 def dynamics(options: Options) -> list[Line]:
@@ -85,13 +83,12 @@ def _ranking(name: str, scores: Mapping[str, float], record: Record) -> list[Fin
     trainable = {group: score for group, score in scores.items() if not group.endswith(".stats")}
     head = next(group for group in ("fc3", "fc") if group in scores)
     findings = []
-    stream = record.settings["stream"]
-    path = STREAMS[stream].path if stream in STREAMS else stream
-    if path in DOMAIN:
+    kind = scenario(record.settings["stream"])
+    if kind == "domain":
         first = next(group for group in ("conv1", "fc1") if group in scores)
         claim = f"{name}: the last layer is no more sensitive than the first (domain-IL)"
         findings.append(Finding(claim, scores[head] <= scores[first], numbers))
-    elif path.startswith(OWN):  # of a user's it is not known here which scenario it is
+    elif kind == "class":
         claim = f"{name}: the last layer is the most sensitive of those that are trained"
         findings.append(Finding(claim, max(trainable, key=lambda g: trainable[g]) == head, numbers))
     if "bn.stats" in scores:
