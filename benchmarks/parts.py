@@ -4,7 +4,8 @@
 
 ResNet-18, 32×32 images, batch 32 (and 32 replayed), bf16, on a GPU; measured as by ``speed.py``, all in one process.
 A step without its batch norm or its update computes nothing of use; what is left is what it would take if they were
-for nothing.
+for nothing. With batch norm goes what its kernels do besides: ReLU, and the sum with the shortcut, whose convolutions
+then have no backward pass.
 """
 
 from __future__ import annotations

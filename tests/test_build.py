@@ -1,3 +1,4 @@
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -85,6 +86,12 @@ def test_own_streams_methods_and_networks_by_path(tmp_path, monkeypatch):
     after = build._own_code(settings)
     assert all(after[name] != before[name] for name in named)
     assert build._own_code(resolve("seq-digits", "er", {})[0]) == {}
+    (tmp_path / "own_package.py").write_text("from own_parts import Mine\n")
+    elsewhere, _ = resolve("seq-digits", "own_package:Mine", {})
+    assert build._own_code(elsewhere) == {"own_package:Mine": after["own_parts:Mine"]}  # of where it is written
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # as in a notebook
+    monkeypatch.setattr(sys.modules["__main__"], "own_stream", sys.modules["own_parts"].stream, raising=False)
+    assert build._own_code(resolve("__main__:own_stream", "er", {})[0]) == {}
 
 
 def test_what_is_no_method_is_refused():

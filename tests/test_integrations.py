@@ -479,8 +479,24 @@ def test_a_model_that_goes_on_alone_after_an_interrupt_fills_no_memory(huggingfa
     x, y = data()
     for _ in range(200):  # in one's own loop
         model(inputs=x[:5], labels=y[:5])
-    assert not callback._seen
-    assert not model._forward_hooks
+    assert len(callback._seen) == 64
+
+
+def test_a_loss_may_call_the_model_many_times(huggingface, tmp_path):
+    class Often(Model):
+        def forward(self, inputs, labels=None):
+            if labels is not None and not self.asked:
+                self.asked = True
+                for _ in range(100):
+                    self(inputs=inputs, labels=labels)
+                self.asked = False
+            return super().forward(inputs, labels)
+
+    model = Often()
+    model.asked = False
+    fpf = FPF(model, **SETTINGS)
+    hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path).train()
+    assert fpf.step == 18
 
 
 def interrupt(*_):

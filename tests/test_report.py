@@ -105,6 +105,10 @@ def test_records_on_validation_say_so_and_those_of_other_code_are_not_mixed(reco
         "tasks or groups of parameters: one is of code that was changed since; remove it"
     )
     assert report.agreeing([first, other, held_out, records[1]]) == ([first, held_out, records[1]], [text])
+    second = dataclasses.replace(first, id="fedcba987654", settings={**first.settings, "seed": 8})
+    kept, (problem,) = report.agreeing([other, first, second])  # that which comes first is the stale one
+    assert kept == [first, second]
+    assert problem.startswith("0123456789ab: ")
 
 
 def test_ways_that_differ_in_how_a_number_is_written_have_labels_of_their_own(records):

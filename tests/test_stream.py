@@ -117,6 +117,29 @@ def test_an_image_that_recurs_is_held_out_of_all_tasks_or_none():
     assert trained | tested == set(range(120))
 
 
+def test_images_that_recur_in_many_tasks_leave_as_many_to_train_on():
+    images = labelled(*([0] * 5 + [1] * 5))
+    generator = torch.Generator().manual_seed(0)
+    orders = [torch.randperm(10, generator=generator) for _ in range(10)]
+    tasks = tuple(Task(images.of(order), images, (0, 1)) for order in orders)
+    found = Stream("orders", tasks, 2, "domain").validation().tasks
+    assert [(len(task.train), len(task.test)) for task in found] == [(8, 2)] * 10
+    assert len({int(x[0, 0, 0]) for task in found for x in task.test.x}) == 2
+
+
+def test_examples_that_are_equal_by_chance_are_not_all_held_out():
+    generator = torch.Generator().manual_seed(0)
+    tasks = []
+    for _ in range(3):
+        split = Split(
+            torch.randint(2, (1000, 6), generator=generator).float(), torch.randint(2, (1000,), generator=generator)
+        )
+        tasks.append(Task(split, split, (0, 1)))
+    found = Stream("coarse", tuple(tasks), 2, "domain").validation().tasks
+    assert len(found[0].train) == 900
+    assert all(850 < len(task.train) < 950 for task in found)
+
+
 def test_labels_that_are_words_and_images_that_are_no_tensors_are_named():
     with pytest.raises(ValueError, match=r"y holds str; it must hold classes 0, 1, …; number them: numpy.unique"):
         stream.from_tensors(torch.rand(4, 3), ["cat", "dog", "cat", "dog"], [1, 1])

@@ -211,10 +211,13 @@ def _own_code(settings: Settings) -> dict[str, str]:
     found = {}
     for kind, name in named.items():
         if name not in catalogue.TABLES[kind]:
-            catalogue.load(kind, name)
+            part = catalogue.load(kind, name)
             module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
+            if inspect.isroutine(part) or inspect.isclass(part):  # not of a value, as a stream may be
+                module = part.__module__
             with suppress(OSError):  # it is in no file
-                found[name] = f"{zlib.crc32(Path(sys.modules[module].__file__ or '').read_bytes()):08x}"
+                file = getattr(sys.modules.get(module), "__file__", None) or ""
+                found[name] = f"{zlib.crc32(Path(file).read_bytes()):08x}"
     return found
 
 

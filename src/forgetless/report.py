@@ -115,15 +115,19 @@ def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
 
 
 def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Those that have the tasks and groups of the first of their settings, and of the others why they are left out."""
-    first: dict[str, Record] = {}
-    kept, problems = [], []
+    """Those that have the tasks and groups of most of their settings, and of the others why they are left out."""
+    alike: dict[str, list[list[Record]]] = {}
     for record in records:
-        if problem := _unlike(first.setdefault(_way(record), record), record):
-            problems.append(f"{record.id}: {problem}")
-        else:
-            kept.append(record)
-    return kept, problems
+        sets = alike.setdefault(_way(record), [])
+        fitting = next((members for members in sets if _unlike(members[0], record) is None), None)
+        if fitting is None:
+            sets.append(fitting := [])
+        fitting.append(record)
+    most = {way: max(sets, key=len)[0] for way, sets in alike.items()}
+    found = [(record, _unlike(most[_way(record)], record)) for record in records]
+    return [record for record, problem in found if problem is None], [
+        f"{record.id}: {problem}" for record, problem in found if problem is not None
+    ]
 
 
 def _unlike(first: Record, other: Record) -> str | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import blake2b
-from itertools import permutations
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -143,22 +142,25 @@ class Stream:
         """Hold out this share of each class of each task's training examples, and test on them, not on the test set.
 
         Tasks with the same labels in the same order hold out the same rows: they may be the same images, turned say.
-        Where other tasks have classes in common, an example that one holds out is not trained on in another either.
+        Where other tasks have classes in common, an example that recurs is held out of all of them or of none.
         """
         if not 0 < fraction < 1:
             raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
         generator = torch.Generator().manual_seed(seed)
         known: list[tuple[Tensor, Tensor]] = []  # labels of a task, and which of its rows are held out
+        decided: dict[bytes, list[bool]] = {}  # by content, whether each copy of it is held out
         held_out = []
         for task in self.tasks:
             held = next((held for labels, held in known if torch.equal(labels, task.train.y)), None)
             if held is None:
                 held = stratified(task.train.y, fraction, generator)
+                if any(set(task.classes) & set(other.classes) for other in self.tasks if other is not task):
+                    _decide(task.train.x, held, decided)
                 known.append((task.train.y, held))
             held_out.append(held)
         tasks = tuple(
-            Task(task.train.of(left.nonzero()[:, 0]), task.train.of(held.nonzero()[:, 0]), task.classes)
-            for task, left, held in zip(self.tasks, _left(self.tasks, held_out), held_out, strict=True)
+            Task(task.train.of((~held).nonzero()[:, 0]), task.train.of(held.nonzero()[:, 0]), task.classes)
+            for task, held in zip(self.tasks, held_out, strict=True)
         )
         return replace(self, name=f"{self.name} (validation)", tasks=tasks)
 
@@ -296,25 +298,17 @@ def _numbered(y: Any) -> Tensor:
         ) from None
 
 
-def _left(tasks: Sequence[Task], held_out: Sequence[Tensor]) -> list[Tensor]:
-    """Which training examples of each task are held out in none; those of other tasks are told by what they are."""
-
-    @cache
-    def digests(number: int) -> list[bytes]:
-        x = tasks[number].train.x
-        rows = x.cpu().contiguous().reshape(len(x), -1).view(torch.uint8).numpy()
-        return [blake2b(row, digest_size=16).digest() for row in rows]
-
-    @cache
-    def digests_held_out(number: int) -> set[bytes]:
-        return {digests(number)[row] for row in held_out[number].nonzero()[:, 0].tolist()}
-
-    left = [~held for held in held_out]
-    for one, other in permutations(range(len(tasks)), 2):
-        alike = held_out[one] is held_out[other]
-        if not alike and set(tasks[one].classes) & set(tasks[other].classes):
-            left[one] &= torch.tensor([digest not in digests_held_out(other) for digest in digests(one)])
-    return left
+def _decide(x: Tensor, held: Tensor, decided: dict[bytes, list[bool]]) -> None:
+    """Hold out of ``x`` what was held out of a task before, told by its content; for the others ``held`` decides."""
+    times: Counter[bytes] = Counter()
+    rows = x.cpu().contiguous().reshape(len(x), -1).view(torch.uint8).numpy()
+    for row, values in enumerate(rows):
+        digest = blake2b(values, digest_size=16).digest()
+        before = decided.setdefault(digest, [])
+        if times[digest] == len(before):
+            before.append(bool(held[row]))
+        held[row] = before[times[digest]]
+        times[digest] += 1
 
 
 def stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tensor:

@@ -18,6 +18,7 @@ each example are not kept.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -34,7 +35,7 @@ from forgetless.fpf import FPF
 from forgetless.grouping import unwrap
 from forgetless.integrations.batches import Observed, joined
 
-CALLS = 64  # of the model for one batch of a step, at most
+CALLS = 64  # of the model for one batch of a step that are kept, the last
 
 
 @final
@@ -58,8 +59,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             )
         self.fpf, self.labels, self.tasks, self.checkpoint = fpf, labels, tasks, checkpoint
         self._training = ""  # the same in all processes; with the step it tells the states of one save from others
-        self._seen: list[Observed] = []
-        self._most = CALLS
+        self._seen: deque[Observed] = deque(maxlen=CALLS)  # else a training that was interrupted might go on to fill it
         self._columns: set[str] | None = None  # the inputs that are kept, as the first batch shows them
         self._hook: RemovableHandle | None = None
 
@@ -73,7 +73,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             self._load(args, state)
         elif self.tasks and self.fpf.step:
             self.fpf.boundary()
-        self._seen, self._most = [], CALLS * args.gradient_accumulation_steps
+        self._seen = deque(maxlen=CALLS * args.gradient_accumulation_steps)
         self._watch()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -83,7 +83,8 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "FPFCallback(fpf, labels=...). With compute_loss_func the Trainer keeps the labels from the model: "
                 "compute the loss in the model instead"
             )
-        seen, self._seen = self._seen, []
+        seen = list(self._seen)
+        self._seen.clear()
         self._leave()  # the finetuning calls the model too
         try:
             self.fpf.observe(*joined(seen))
@@ -122,10 +123,6 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def _take(self, model: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
         labels = named.get(self.labels)
         if not model.training or not isinstance(labels, Tensor):
-            return
-        if len(self._seen) == self._most:  # this is no step: a training was interrupted, and the model goes on alone
-            self._seen = []
-            self._leave()
             return
         tensors = {n: value.detach() for n, value in named.items() if n != self.labels and isinstance(value, Tensor)}
         if self._columns is None:
