@@ -207,17 +207,14 @@ def _about(settings: Settings, data: str, sources: Mapping[str, str]) -> dict[st
 
 def _own_code(settings: Settings) -> dict[str, str]:
     """Of a user's stream, method and network the checksum of the file they are in."""
-    named = {"stream": settings.stream, "method": settings.method, "network": settings.network}
     found = {}
-    for kind, name in named.items():
-        if name not in catalogue.TABLES[kind]:
-            part = catalogue.load(kind, name)
-            module = name.partition(":")[0] if ":" in name else name.rpartition(".")[0]
-            if inspect.isroutine(part) or inspect.isclass(part):  # not of a value, as a stream may be
-                module = part.__module__
-            with suppress(OSError):  # it is in no file
-                file = getattr(sys.modules.get(module), "__file__", None) or ""
-                found[name] = f"{zlib.crc32(Path(file).read_bytes()):08x}"
+    for kind, name in settings.own_parts.items():
+        part, (module, _) = catalogue.load(kind, name), catalogue.module_of(name)
+        if inspect.isroutine(part) or inspect.isclass(part):  # not of a value, as a stream may be
+            module = part.__module__
+        with suppress(OSError):  # it is in no file
+            file = getattr(sys.modules.get(module), "__file__", None) or ""
+            found[name] = f"{zlib.crc32(Path(file).read_bytes()):08x}"
     return found
 
 

@@ -113,14 +113,17 @@ def check_settings(method: str, names: Iterable[str], known: Iterable[str], othe
             raise ValueError(f"{method} has no setting {name!r}{nearest(name, [*own, *others])} ({said})")
 
 
+def module_of(path: str) -> tuple[str, str]:
+    """The module in a dotted path, and what it is called there."""
+    module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    return module, attribute
+
+
 def load(kind: str, name: str) -> Any:
     """The object behind a name of the table or behind a dotted path."""
     check_name(kind, name)
     table = TABLES[kind]
-    path = table[name].path if name in table else name
-    module, colon, attribute = path.partition(":")
-    if not colon:
-        module, _, attribute = path.rpartition(".")
+    module, attribute = module_of(table[name].path if name in table else name)
     if module.endswith(".py") or module.startswith("."):
         file = Path(module).with_suffix("")
         if file.is_relative_to(Path.cwd()):

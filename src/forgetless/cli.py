@@ -332,7 +332,7 @@ def search(
     several = len(note.ids) > 1
     spread = f" ± {note.spread:.2f} % over {len(note.ids)} seeds" if several else " % with one seed"
     screen.print(f"chosen: {settings}; on the test set {note.mean:.2f}{spread}")
-    _say_versions([record.read(out / name / "record.json") for name in note.ids])
+    _say_versions(note.records)
     if halving:
         screen.print(f"halving saved {note.saved} runs")
     _say(f"all of it: {searching.path(out, note)}")

@@ -13,9 +13,9 @@ from typing import Any
 from forgetless.catalogue import (
     METHOD_SETTINGS,
     METHODS,
-    NETWORKS,
     POLICIES,
     PRECISIONS,
+    TABLES,
     check_name,
     check_settings,
     nearest,
@@ -69,10 +69,16 @@ class Settings:
 
         Not with a method or network of the user's, which may keep more than a state holds.
         """
-        if self.repair == "k-fpf" or self.anytime or self.method not in METHODS or self.network not in NETWORKS:
+        if self.repair == "k-fpf" or self.anytime or self.own_parts.keys() & {"method", "network"}:
             return self.id
         alike = replace(self, repair="fpf", every=None, steps=None, ft_lr=None, groups=None, threshold=None)
         return replace(alike, ft_pad=0, kd=float(self.kd > 0)).id
+
+    @property
+    def own_parts(self) -> dict[str, str]:
+        """Those of stream, method and network that are the user's, by kind."""
+        parts = {"stream": self.stream, "method": self.method, "network": self.network}
+        return {kind: name for kind, name in parts.items() if name not in TABLES[kind]}
 
     @property
     def label(self) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -38,11 +38,18 @@ class Found:
     grid: dict[str, list[Any]]
     points: list[tuple[Point, list[float]]]  # with their accuracies on validation, one a seed
     chosen: Point
-    accuracies: list[float]  # of the chosen point on the test set, one a seed
-    ids: list[str]  # of those runs
+    records: list[record.Record]  # of the chosen point on the test set, one a seed
+    skipped: list[str]  # those of other tasks or groups than most of them, and why
     saved: int  # runs that halving left out
     effort: list[int]  # seeds of each point, seeds of the chosen one, whether by halving
-    skipped: list[str] = field(default_factory=list)  # records of the chosen point that do not agree with its first
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [one.accuracy for one in self.records]
+
+    @property
+    def ids(self) -> list[str]:
+        return [one.id for one in self.records]
 
     @property
     def mean(self) -> float:
@@ -151,13 +158,11 @@ def search(
     made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
     if not made:
         raise ValueError(f"the chosen point failed on all training images, the first seed with: {errors[0]}; {AGAIN}")
-    made, skipped = agreeing(made)
     found = Found(
         stream, method, dict(given), {name: list(values) for name, values in grid.items()},
-        [(points[number], scores[number]) for number in scores], points[best],
-        [one.accuracy for one in made], [one.id for one in made],
+        [(points[number], scores[number]) for number in scores], points[best], *agreeing(made),
         len(points) * search_seeds - sum(rungs(len(points), search_seeds, halving=halving)),
-        [search_seeds, seeds, int(halving)], skipped,
+        [search_seeds, seeds, int(halving)],
     )  # fmt: skip
     record.write_json(found.to_dict(), path(out, found))
     yield found

@@ -441,10 +441,8 @@ def check_plan(runs: Sequence[Planned], out: Path) -> None:
     """An error for a run to be done whose stream, method, its own settings, or network are not there to begin with."""
     checked: set[str] = set()
     for one in runs:
-        settings = one.settings
-        named = {"stream": settings.stream, "method": settings.method, "network": settings.network}
-        own = {kind: name for kind, name in named.items() if name not in catalogue.TABLES[kind]}
-        what = json.dumps([named, settings.options], sort_keys=True, default=str)
+        settings, own = one.settings, one.settings.own_parts
+        what = json.dumps([settings.method, own, settings.options], sort_keys=True, default=str)
         if not (own or settings.options) or what in checked or record.path(out, settings).exists():
             continue
         from forgetless import build  # torch takes a while
