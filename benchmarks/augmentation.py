@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetless import build, checkpoint
-from forgetless.config import Settings, resolve
-from forgetless.record import Record
+from forgetless.experiments import run as build
+from forgetless.experiments.record import Record
+from forgetless.experiments.settings import Settings, resolve
 from provenance import provenance, publish
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 def measure(runs: list[Settings], way: str, work: Path) -> list[Record]:
     first = runs[0]
     stream = replace(build.build_stream(first), **WAYS[way])
-    streams = {build.stream_key(first): (stream, checkpoint.data_checksum(stream))}
+    streams = {build.stream_key(first): (stream, stream.checksum)}
     found = []
     for _, made in build.run_lanes(runs, out=work / way.replace(" ", "-"), streams=streams):
         if not isinstance(made, Record):

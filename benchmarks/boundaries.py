@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 import forgetless
-from forgetless import dynamics
-from forgetless.tracker import Tracker
+from forgetless.repair import sensitivity as dynamics
+from forgetless.repair.tracker import Tracker
 from provenance import provenance, publish
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))

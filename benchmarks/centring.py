@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetless import networks, streams, train
-from forgetless.augment import Preparation
+from forgetless import networks, train
+from forgetless.data import benchmarks as streams
+from forgetless.data.augment import Preparation
+from forgetless.data.stream import Split, Stream
 from forgetless.methods.joint import Joint
-from forgetless.stream import Split, Stream
-from forgetless.training import Stepped, with_seed
+from forgetless.training.loop import Stepped, with_seed
 from provenance import provenance, publish
 
 Case = tuple[Callable[[], Stream], Callable[..., nn.Module], int, int]  # of every how many images, how many epochs

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from forgetless import build
-from forgetless.checkpoint import NAME
-from forgetless.config import resolve
-from forgetless.storage import Schedule
-from forgetless.training import Event, TaskEnded
+from forgetless.experiments import run as build
+from forgetless.experiments.checkpoint import NAME
+from forgetless.experiments.settings import resolve
+from forgetless.experiments.storage import Schedule
+from forgetless.training.loop import Event, TaskEnded
 from provenance import provenance
 
 

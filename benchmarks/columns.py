@@ -25,9 +25,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forgetless import build, record
-from forgetless.config import Settings, resolve
-from forgetless.reproduce import way
+from forgetless.experiments import record
+from forgetless.experiments import run as build
+from forgetless.experiments.settings import Settings, resolve
+from forgetless.paper.reproduce import way
 from provenance import provenance
 
 RESULTS = Path(__file__).parent.parent / "results"

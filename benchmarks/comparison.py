@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from forgetless.build import build_stream, make_record, start
-from forgetless.config import Settings, resolve
-from forgetless.lanes import interleave
-from forgetless.stream import Stream
-from forgetless.training import Ended
+from forgetless.data.stream import Stream
+from forgetless.experiments.lanes import interleave
+from forgetless.experiments.run import build_stream, make_record, start
+from forgetless.experiments.settings import Settings, resolve
+from forgetless.training.loop import Ended
 from provenance import provenance
 
 # Given, not from the presets, which are searched for anew: the rates are for these numbers of steps.

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from centring import accuracy, smaller
-from forgetless import networks, streams, train
-from forgetless.augment import Preparation
+from forgetless import networks, train
+from forgetless.data import benchmarks as streams
+from forgetless.data.augment import Preparation
 from forgetless.methods.sgd import SGD
-from forgetless.training import Stepped, with_seed
+from forgetless.training.loop import Stepped, with_seed
 from provenance import provenance, publish
 
 EPOCHS = 2

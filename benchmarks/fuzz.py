@@ -27,13 +27,14 @@ from typing import Any
 import numpy
 import torch
 
-from forgetless import build, checkpoint, record
-from forgetless.config import resolve
-from forgetless.datasets import cifar, images, medmnist, mnist
-from forgetless.datasets.download import unpack
-from forgetless.datasets.files import DataError
-from forgetless.sweep import read_plan
-from forgetless.training import Stepped
+from forgetless.data.download import unpack
+from forgetless.data.readers import cifar, images, medmnist, mnist
+from forgetless.data.readers.files import DataError
+from forgetless.experiments import checkpoint, record
+from forgetless.experiments import run as build
+from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import read_plan
+from forgetless.training.loop import Stepped
 from provenance import provenance
 
 ALLOWED = (checkpoint.CheckpointError, DataError, ValueError)

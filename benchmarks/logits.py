@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetless import Finetune, Method, catalogue, networks, streams, train
-from forgetless.learner import Batch, Learner
-from forgetless.presets import SEARCHED
-from forgetless.training import Ended, Repaired, TaskEnded, with_seed
+from forgetless import Finetune, Method, networks, train
+from forgetless.config import catalogue
+from forgetless.data import benchmarks as streams
+from forgetless.experiments.presets import SEARCHED
+from forgetless.methods.learner import Batch, Learner
+from forgetless.training.loop import Ended, Repaired, TaskEnded, with_seed
 from provenance import provenance, publish
 
 ENTERED, TASK, FINETUNED = "when it entered", "at the end of its task", "after the last finetuning"

@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from forgetless.learner import Learner
+from forgetless.methods.learner import Learner
 from forgetless.networks.norm import batch_norm
 from provenance import provenance
 from speed import measure

@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetless import build, record
-from forgetless.config import Settings, resolve
+from forgetless.experiments import record
+from forgetless.experiments import run as build
+from forgetless.experiments.settings import Settings, resolve
 from provenance import provenance
 
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (("sgd", {}), ("er", {}), ("derpp", {}), ("sgd", {"repair": "k-fpf"}))
@@ -42,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(arguments.records, folder / "runs")
-        call = [sys.executable, "-c", "from forgetless.cli import main; main()", "report", "runs"]
+        call = [sys.executable, "-c", "from forgetless.cli.app import main; main()", "report", "runs"]
         seconds = []
         for _ in range(arguments.repeat):
             began = time.perf_counter()

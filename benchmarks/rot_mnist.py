@@ -9,7 +9,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from forgetless.config import resolve
+from forgetless.experiments.settings import resolve
 from seq_mnist import accuracies
 
 RECORDS = Path(__file__).parent / "records" / "rot-mnist"

@@ -19,9 +19,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from forgetless import record
-from forgetless.config import Settings, resolve
-from forgetless.sweep import Done, Failed, Planned, sweep
+from forgetless.experiments import record
+from forgetless.experiments.settings import Settings, resolve
+from forgetless.experiments.sweep import Done, Failed, Planned, sweep
 
 RECORDS = Path(__file__).parent / "records" / "seq-mnist"
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}

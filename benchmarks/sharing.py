@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from forgetless import build
-from forgetless.config import resolve
-from forgetless.record import Record
+from forgetless.experiments import run as build
+from forgetless.experiments.record import Record
+from forgetless.experiments.settings import resolve
 from provenance import provenance, publish
 
 RATES = (1.0, 0.3, 0.1, 0.03, 0.01)

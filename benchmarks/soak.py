@@ -34,10 +34,10 @@ def child(name: str, repair: str, seed: int, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from forgetless import build
-    from forgetless.config import resolve
-    from forgetless.storage import Schedule
-    from forgetless.training import Ended, Event
+    from forgetless.experiments import run as build
+    from forgetless.experiments.settings import resolve
+    from forgetless.experiments.storage import Schedule
+    from forgetless.training.loop import Ended, Event
 
     torch.set_num_threads(1)
     given: dict[str, Any] = {"epochs": 12, "seed": seed}

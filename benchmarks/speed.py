@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from forgetless import Finetune, catalogue, networks, train
-from forgetless.engine import Engine
-from forgetless.lanes import interleave
-from forgetless.stream import Split, Stream, Task
-from forgetless.training import PROGRESS, Run, Stepped, with_seed
+from forgetless import Finetune, networks, train
+from forgetless.compute.engine import Engine
+from forgetless.config import catalogue
+from forgetless.data.stream import Split, Stream, Task
+from forgetless.experiments.lanes import interleave
+from forgetless.training.loop import PROGRESS, Run, Stepped, with_seed
 from provenance import provenance
 
 WAYS = ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning")

@@ -14,10 +14,10 @@ import argparse
 from pathlib import Path
 
 from columns import RESULTS, copy, run
-from forgetless.config import Settings
-from forgetless.filters import measure
-from forgetless.reproduce import Options, runs
-from forgetless.studies import ITEMS
+from forgetless.experiments.settings import Settings
+from forgetless.paper.filters import measure
+from forgetless.paper.reproduce import Options, runs
+from forgetless.paper.studies import ITEMS
 
 WHOLE = ("bn-dynamics", "filter-dynamics")
 

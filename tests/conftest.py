@@ -8,7 +8,7 @@ os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when i
 import pytest
 import torch
 
-from forgetless.contract import HostReads
+from forgetless.training.contract import HostReads
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,8 +32,8 @@ def no_host_read() -> NoHostRead:
 @pytest.fixture(scope="session")
 def records():
     """Of three ways of training on the digits, two seeds each."""
-    from forgetless import build
-    from forgetless.config import resolve
+    from forgetless.experiments import run as build
+    from forgetless.experiments.settings import resolve
 
     found = []
     for method, way in (("sgd", {}), ("er", {"repair": "fpf", "steps": 5}), ("joint", {})):

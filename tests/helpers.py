@@ -10,14 +10,17 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
-from forgetless import cli, networks
-from forgetless.buffer import Buffer
-from forgetless.engine import Engine
-from forgetless.learner import Learner
-from forgetless.stream import Split, Stream, Task
+from forgetless import networks
+from forgetless.cli import app as cli
+from forgetless.compute.engine import Engine
+from forgetless.config import catalogue
+from forgetless.data.stream import Split, Stream, Task
+from forgetless.methods.learner import Learner
+from forgetless.repair.buffer import Buffer
 
 LIMIT = 800  # seconds until something counts as hanging; a machine that is shared may be many times slower than alone
 
@@ -67,7 +70,9 @@ def ended(command, **options) -> subprocess.CompletedProcess[str]:
 
 # The server takes no path from the tests before Python 3.12, so these are modules that are installed.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["forgetless.cli", "forgetless.build", "forgetless.search", "forgetless.reproduce"])
+_FORKS.set_forkserver_preload(
+    ["forgetless.cli.app", "forgetless.experiments.run", "forgetless.experiments.search", "forgetless.paper.reproduce"]
+)
 
 
 def command(*arguments, cwd, **environment) -> subprocess.CompletedProcess[str]:
@@ -111,3 +116,57 @@ def in_processes(count: int, program, *arguments) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def image_stream(tasks=2, per_task=64, size=8, seed=0):
+    """Tasks of two classes, coloured noise around a colour of the class; with crop, flip and normalisation."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for number in range(tasks):
+        y = torch.tensor([2 * number, 2 * number + 1]).repeat(per_task // 2)
+        colour = torch.randint(40, 200, (2 * tasks, 3, 1, 1), generator=generator)
+        x = (colour[y] + torch.randint(-40, 40, (per_task, 3, size, size), generator=generator)).to(torch.uint8)
+        made.append(Task(Split(x, y), Split(x[:20], y[:20]), (2 * number, 2 * number + 1)))
+    return Stream("images", tuple(made), 2 * tasks, "class", (0.5,) * 3, (0.25,) * 3, pad=1, flip=True)
+
+
+def spied(name):
+    """A method that keeps its learner, to look into."""
+    kind = catalogue.load("method", name)
+
+    def finish(self, learner):
+        self.learner = learner
+        kind.finish(self, learner)
+
+    return type("Spied", (kind,), {"finish": finish})
+
+
+class CNN(nn.Module):
+    """A user's network without batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 4, 3)
+        self.conv2 = nn.Conv2d(4, 5, 3)
+        self.conv3 = nn.Conv2d(5, 6, 3)
+        self.fc = nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = self.conv3(self.conv2(self.conv1(x).relu()).relu()).relu()
+        return self.fc(x.mean((2, 3)))
+
+
+class Transformer(nn.Module):
+    def __init__(self, layers=3):
+        super().__init__()
+        self.embed = nn.Linear(8, 16)
+        self.position = nn.Parameter(torch.zeros(1, 4, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.encoder(self.embed(x) + self.position).mean(1))

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import forgetless
-from forgetless.config import resolve
-from forgetless.sweep import plan, tomllib
+from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import plan, tomllib
 from helpers import command
 
 ROOT = Path(__file__).parent.parent

@@ -6,7 +6,7 @@ import json
 from math import floor, inf
 from statistics import mean, stdev
 
-from forgetless import targets
+from forgetless.paper import published as targets
 from pages import studies
 from pages.found import (
     COLUMNS,

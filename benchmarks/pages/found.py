@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from forgetless import record, targets
+from forgetless.experiments import record
+from forgetless.paper import published as targets
 
 HERE = Path(__file__).parent.parent
 DOCS = HERE.parent / "docs"

@@ -92,7 +92,7 @@ def _label(axes: Any, points: dict[str, tuple[float, float]], colours: dict[str,
 
 
 def moving() -> None:
-    from forgetless import figures
+    from forgetless.reports import charts as figures
 
     for name, (stem, runs) in panels().items():
         title = name.partition(" (")[0]
@@ -104,7 +104,8 @@ def moving() -> None:
 
 def method(stream: str) -> None:
     """S_g from the records of a column: a picture of docs/method.md, which also has one of ``moving``."""
-    from forgetless import figures, report
+    from forgetless.reports import charts as figures
+    from forgetless.reports import rows as report
 
     (row,) = report.rows(measured(stream, 500)["fpf+er"])
     figures.save(

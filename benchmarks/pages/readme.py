@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forgetless import targets
+from forgetless.paper import published as targets
 from pages.found import COLUMNS, HERE, MASKED, measured, points_of
 
 BEGIN, END = "<!-- by benchmarks/tables.py -->\n", "<!-- end -->\n"

@@ -23,7 +23,7 @@ def page() -> str:
         f"{soak['identical']} ended with the record of a run that was left alone, less the times, and",
         f"with the same weights, bit for bit ({soak['device']}, torch {soak['torch']}). Command: `python benchmarks/soak.py`.",
         "",
-        "On a GPU a run goes on from its checkpoint too, in deterministic mode bit for bit: `tests/test_checkpoint.py` checks it where there is one.",
+        "On a GPU a run goes on from its checkpoint too, in deterministic mode bit for bit: `tests/experiments/test_checkpoint.py` checks it where there is one.",
         "",
         "## Damaged and hostile files",
         "",

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean, stdev
 
-from forgetless import record, targets
-from forgetless.config import Settings
-from forgetless.reproduce import Line, Measured, Options, measure
-from forgetless.studies import ITEMS, movement
-from forgetless.sweep import Planned
+from forgetless.experiments import record
+from forgetless.experiments.settings import Settings
+from forgetless.experiments.sweep import Planned
+from forgetless.paper import movement
+from forgetless.paper import published as targets
+from forgetless.paper.reproduce import Line, Measured, Options, measure
+from forgetless.paper.studies import ITEMS
 from pages.found import (
     COLUMNS,
     HERE,
@@ -145,7 +147,7 @@ def column(stream: str, buffer: int) -> list[str]:
         + " but for what was searched for:",
         f"that, and those of FPF and k-FPF, were chosen on the validation split, one seed for each point (`results/{stream}/chosen-{stream}-{buffer}.json`",
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
-        "(`tests/test_training.py` shows that they are the same)."
+        "(`tests/training/test_loop.py` shows that they are the same)."
         + "".join(
             f" The best points of {row} were compared with {seeds} seeds on validation (`columns.py confirm`)."
             for row, seeds in confirmed(stream, buffer).items()

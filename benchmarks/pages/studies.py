@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import mean, median, stdev
 
-from forgetless import record, targets
-from forgetless.reproduce import Measured, Options, measure
-from forgetless.studies import ITEMS, movement
-from forgetless.studies.tables import chosen_and_all
+from forgetless.experiments import record
+from forgetless.paper import movement
+from forgetless.paper import published as targets
+from forgetless.paper.reproduce import Measured, Options, measure
+from forgetless.paper.studies import ITEMS
+from forgetless.paper.tables import chosen_and_all
 from pages.found import DOCS, HERE, chosen_rows, measured, read
 from pages.results import table
 
@@ -40,7 +42,7 @@ def page() -> str:
 
 
 def pictures() -> None:
-    from forgetless import figures
+    from forgetless.reports import charts as figures
 
     for item in ("parameters", "k-tau", "buffer-epochs", "bn-dynamics", "filter-dynamics"):
         own = found(item)

@@ -10,41 +10,41 @@ __version__ = "0.19.0"
 
 if TYPE_CHECKING:
     from forgetless import networks
-    from forgetless.buffer import Buffer
-    from forgetless.catalogue import METHODS, NETWORKS, STREAMS
-    from forgetless.contract import check
-    from forgetless.dynamics import select, sensitivity
-    from forgetless.evaluation import evaluate
-    from forgetless.finetuning import Finetune, Finetuned, NonFiniteError, finetune, only
+    from forgetless.config.catalogue import METHODS, NETWORKS, STREAMS
+    from forgetless.data.stream import Stream
     from forgetless.fpf import FPF
-    from forgetless.grouping import groups
     from forgetless.methods import Method
-    from forgetless.profile import Profile
-    from forgetless.stream import Stream
-    from forgetless.training import train
+    from forgetless.repair.buffer import Buffer
+    from forgetless.repair.finetune import Finetune, Finetuned, NonFiniteError, finetune, only
+    from forgetless.repair.groups import groups
+    from forgetless.repair.profile import Profile
+    from forgetless.repair.sensitivity import select, sensitivity
+    from forgetless.training.contract import check
+    from forgetless.training.evaluation import evaluate
+    from forgetless.training.loop import train
 
 # Where each name is; imported when it is first used, so that the command line starts without torch.
 _HOMES = {
     "FPF": "forgetless.fpf",
-    "METHODS": "forgetless.catalogue",
-    "NETWORKS": "forgetless.catalogue",
-    "STREAMS": "forgetless.catalogue",
-    "Buffer": "forgetless.buffer",
-    "Finetune": "forgetless.finetuning",
-    "Finetuned": "forgetless.finetuning",
+    "METHODS": "forgetless.config.catalogue",
+    "NETWORKS": "forgetless.config.catalogue",
+    "STREAMS": "forgetless.config.catalogue",
+    "Buffer": "forgetless.repair.buffer",
+    "Finetune": "forgetless.repair.finetune",
+    "Finetuned": "forgetless.repair.finetune",
     "Method": "forgetless.methods",
-    "NonFiniteError": "forgetless.finetuning",
-    "Profile": "forgetless.profile",
-    "Stream": "forgetless.stream",
-    "check": "forgetless.contract",
-    "evaluate": "forgetless.evaluation",
-    "finetune": "forgetless.finetuning",
-    "groups": "forgetless.grouping",
+    "NonFiniteError": "forgetless.repair.finetune",
+    "Profile": "forgetless.repair.profile",
+    "Stream": "forgetless.data.stream",
+    "check": "forgetless.training.contract",
+    "evaluate": "forgetless.training.evaluation",
+    "finetune": "forgetless.repair.finetune",
+    "groups": "forgetless.repair.groups",
     "networks": "forgetless",
-    "only": "forgetless.finetuning",
-    "select": "forgetless.dynamics",
-    "sensitivity": "forgetless.dynamics",
-    "train": "forgetless.training",
+    "only": "forgetless.repair.finetune",
+    "select": "forgetless.repair.sensitivity",
+    "sensitivity": "forgetless.repair.sensitivity",
+    "train": "forgetless.training.loop",
 }
 
 __all__ = [

@@ -1,6 +1,6 @@
 """``python -m forgetless``: the command line."""
 
-from forgetless.cli import main
+from forgetless.cli.app import main
 
 if __name__ == "__main__":
     main()

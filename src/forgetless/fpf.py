@@ -20,16 +20,16 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from forgetless import finetuning
-from forgetless.buffer import Buffer, restore_generator
-from forgetless.checks import check_seed, check_whole
-from forgetless.engine import find_device
-from forgetless.finetuning import Augment, Finetuned, Forward, Loss
-from forgetless.grouping import unwrap
-from forgetless.processes import Processes
-from forgetless.profile import Profile
-from forgetless.selection import STILL, Selection
-from forgetless.tracker import Detector, Row, Tracker
+from forgetless.compute.distributed import Processes
+from forgetless.compute.engine import find_device
+from forgetless.compute.modules import unwrap
+from forgetless.config.checks import check_seed, check_whole
+from forgetless.repair import finetune as finetuning
+from forgetless.repair.buffer import Buffer, restore_generator
+from forgetless.repair.finetune import Augment, Finetuned, Forward, Loss
+from forgetless.repair.profile import Profile
+from forgetless.repair.selection import STILL, Selection
+from forgetless.repair.tracker import Detector, Row, Tracker
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

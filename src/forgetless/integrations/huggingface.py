@@ -30,10 +30,10 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
-from forgetless.finetuning import call
+from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
-from forgetless.grouping import unwrap
 from forgetless.integrations.batches import Observed, joined
+from forgetless.repair.finetune import call
 
 CALLS = 64  # of the model for one batch of a step that are kept, the last
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner
+from forgetless.data.stream import Task
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method, sample
-from forgetless.stream import Task
 
 
 @final

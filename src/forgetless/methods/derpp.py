@@ -11,7 +11,7 @@ from typing import ClassVar, final
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method, setting
 
 

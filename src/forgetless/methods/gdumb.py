@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method, setting
 
 

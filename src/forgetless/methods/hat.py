@@ -33,11 +33,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.grouping import is_norm, joined, unwrap
-from forgetless.learner import Batch, Learner
+from forgetless.compute.modules import joined, unwrap
+from forgetless.data.stream import Task
 from forgetless.methods.layers import call, layers, units
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method, setting
-from forgetless.stream import Task
+from forgetless.repair.groups import is_norm
 
 STEEPEST = 50.0  # of |s e| in the compensation: cosh of more is not finite
 FARTHEST = 6.0  # an embedding goes, the authors' bound

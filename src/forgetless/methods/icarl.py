@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.buffer import herd
-from forgetless.learner import Batch, Learner, evaluating
+from forgetless.data.stream import Split, Task
+from forgetless.methods.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method
-from forgetless.stream import Split, Task
+from forgetless.repair.buffer import herd
 
 
 @final
@@ -52,7 +52,7 @@ class ICaRL(Method):
         if numbered != [learner.seen(task) for task in range(learner.tasks)]:
             raise ValueError(
                 "icarl needs classes numbered in the order of the tasks, the first task's from 0 on, as "
-                "forgetless.stream.from_tensors numbers them"
+                "forgetless.data.stream.from_tensors numbers them"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

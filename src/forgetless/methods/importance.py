@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from forgetless.learner import Learner, evaluating
-from forgetless.stream import Task
+from forgetless.data.stream import Task
+from forgetless.methods.learner import Learner, evaluating
 
 
 def penalised(

@@ -7,7 +7,7 @@ from typing import ClassVar, final
 
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
 

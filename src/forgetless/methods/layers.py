@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from forgetless.grouping import unwrap
-from forgetless.learner import Learner, evaluating
+from forgetless.compute.modules import unwrap
+from forgetless.methods.learner import Learner, evaluating
 
 
 @final

@@ -16,7 +16,7 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
 

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from forgetless.checks import check_number
-from forgetless.learner import Batch, Learner
-from forgetless.stream import Split, Task
+from forgetless.config.checks import check_number
+from forgetless.data.stream import Split, Task
+from forgetless.methods.learner import Batch, Learner
 
 
 class Method(ABC):

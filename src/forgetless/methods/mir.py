@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.learner import Batch, Learner, evaluating
 from forgetless.methods.layers import Replaced
+from forgetless.methods.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method, setting
 
 

@@ -29,11 +29,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.grouping import is_norm, joined, unwrap
-from forgetless.learner import Batch, Learner
+from forgetless.compute.modules import joined, unwrap
+from forgetless.data.stream import Task
 from forgetless.methods.layers import Replaced, layers
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method, setting
-from forgetless.stream import Task
+from forgetless.repair.groups import is_norm
 
 FREE = 32767  # owner of what no task owns: later than all tasks
 

@@ -1,6 +1,6 @@
 """The networks of the paper. Each has ``features(x)``, what its last layer sees, beside ``forward``."""
 
-from forgetless.networks.perceptron import MLP, mlp
+from forgetless.networks.mlp import MLP, mlp
 from forgetless.networks.resnet import ResNet, resnet18, resnet18_imagenet
 from forgetless.networks.vgg import VGG11, vgg11
 

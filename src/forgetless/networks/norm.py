@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless import kernels
+from forgetless.compute import kernels
 
 
 def batch_norm(
     bn: nn.BatchNorm2d, x: Tensor, *, relu: bool = False, residual: Tensor | None = None, passes: int = 1
 ) -> Tensor:
     if fused(bn, x, x.dtype):
-        from forgetless.networks import norm_cuda  # imports Triton
+        from forgetless.compute.kernels import norm as norm_cuda  # imports Triton
 
         return norm_cuda.batch_norm(bn, x, relu=relu, residual=residual, passes=passes)
     y = bn(x) if passes == 1 or not bn.training else torch.cat([bn(part) for part in x.chunk(passes)])

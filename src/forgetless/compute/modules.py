@@ -1,0 +1,46 @@
+"""Look inside modules: unwrap them, detect compiled ones, join names."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The network itself, inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``."""
+    while True:
+        children = dict(model.named_children())
+        if type(model).__name__ == "OptimizedModule" and "_orig_mod" in children:
+            model = children["_orig_mod"]
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = children["module"]
+        else:
+            return model
+
+
+def compiled(model: nn.Module) -> bool:
+    """Whether it, or a part of it, is compiled by ``torch.compile`` or its own ``compile()``."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in model.modules()
+    )
+
+
+def without_reducer(model: nn.Module) -> nn.Module:
+    """What to call for a forward pass that no ``backward()`` follows: ``DistributedDataParallel`` would wait for it."""
+    inside = model
+    while inside is not unwrap(model):
+        if isinstance(inside, nn.parallel.DistributedDataParallel):
+            return unwrap(model)
+        inside = next(inside.children())
+    return model
+
+
+def joined(path: str, name: str) -> str:
+    """The name in the network of what a module at ``path`` calls ``name``."""
+    return f"{path}.{name}" if path else name
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether something looks at what goes through the module, or at its gradients."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(map(bool, hooks))

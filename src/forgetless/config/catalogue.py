@@ -1,0 +1,146 @@
+"""The names of streams, methods, networks and precisions, and where each is defined. Imports no torch.
+
+Frozen tables. Wherever a name goes, a dotted path to an object of one's own goes too: ``package.module:object``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+POLICIES = ("reservoir", "balanced")  # of a buffer
+
+
+@dataclass(frozen=True)
+class Entry:
+    path: str  # module:object
+    summary: str
+
+
+def _table(entries: Mapping[str, tuple[str, str]]) -> Mapping[str, Entry]:
+    return MappingProxyType({name: Entry(path, summary) for name, (path, summary) in entries.items()})
+
+
+STREAMS = _table({
+    "seq-digits": ("forgetless.data.benchmarks:seq_digits", "scikit-learn's 8×8 digits, 5 tasks × 2 classes; offline"),
+    "seq-mnist": ("forgetless.data.benchmarks:seq_mnist", "MNIST, 5 tasks × 2 classes"),
+    "rot-mnist": ("forgetless.data.benchmarks:rot_mnist", "MNIST, 20 tasks, each with its own rotation (domain-IL)"),
+    "seq-organamnist": ("forgetless.data.benchmarks:seq_organamnist", "OrganAMNIST, 4 tasks of 3, 3, 3, 2 classes"),
+    "seq-pathmnist": ("forgetless.data.benchmarks:seq_pathmnist", "PathMNIST, 4 tasks of 3, 2, 2, 2 classes"),
+    "seq-cifar10": ("forgetless.data.benchmarks:seq_cifar10", "CIFAR-10, 5 tasks × 2 classes"),
+    "seq-tinyimagenet": ("forgetless.data.benchmarks:seq_tinyimagenet", "Tiny-ImageNet, 10 tasks × 20 classes"),
+    "seq-pacs": ("forgetless.data.benchmarks:seq_pacs", "PACS: sketch, cartoon, painting, photo, 224×224 (domain-IL)"),
+})  # fmt: skip
+
+METHODS = _table({
+    "sgd": ("forgetless.methods.sgd:SGD", "plain training, the lower bound"),
+    "joint": ("forgetless.methods.joint:Joint", "all tasks at once, the upper bound"),
+    "oewc": ("forgetless.methods.oewc:OnlineEWC", "online elastic weight consolidation (Schwarz et al. 2018)"),
+    "gdumb": ("forgetless.methods.gdumb:GDumb", "a network trained on a balanced memory alone (Prabhu et al. 2020)"),
+    "er": ("forgetless.methods.er:ER", "experience replay with a reservoir (Riemer et al. 2019)"),
+    "agem": ("forgetless.methods.agem:AGEM", "averaged gradient episodic memory (Chaudhry et al. 2019)"),
+    "icarl": ("forgetless.methods.icarl:ICaRL", "herded exemplars, nearest mean (Rebuffi et al. 2017)"),
+    "fdr": ("forgetless.methods.fdr:FDR", "function distance regularisation (Benjamin et al. 2019)"),
+    "der": ("forgetless.methods.der:DER", "dark experience replay (Buzzega et al. 2020)"),
+    "derpp": ("forgetless.methods.derpp:DERpp", "dark experience replay with labels (Buzzega et al. 2020)"),
+    "mir": ("forgetless.methods.mir:MIR", "replay of what is maximally interfered with (Aljundi et al. 2019)"),
+    "si": ("forgetless.methods.si:SI", "synaptic intelligence (Zenke et al. 2017)"),
+    "mas": ("forgetless.methods.mas:MAS", "memory aware synapses (Aljundi et al. 2018)"),
+    "packnet": ("forgetless.methods.packnet:PackNet", "packing by pruning, for task-IL (Mallya & Lazebnik 2018)"),
+    "hat": ("forgetless.methods.hat:HAT", "hard attention to the task, for task-IL (Serrà et al. 2018)"),
+    "masked": ("forgetless.methods.masked:Masked", "plain training among the classes of the task (Zeno et al. 2018)"),
+})  # fmt: skip
+
+# Settings of their own, by which a plan can be checked without importing them.
+METHOD_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(dict.fromkeys(METHODS, ()) | {
+    "oewc": ("penalty", "gamma", "fisher_examples"),
+    "gdumb": ("memory_epochs", "lr_high", "lr_low", "cutmix"),
+    "fdr": ("alpha",),
+    "der": ("alpha",),
+    "derpp": ("alpha", "beta"),
+    "mir": ("candidates",),
+    "si": ("c", "xi"),
+    "mas": ("penalty", "examples"),
+    "packnet": ("keep", "retrain_epochs"),
+    "hat": ("s_max", "c"),
+})  # fmt: skip
+
+NETWORKS = _table({
+    "mlp": ("forgetless.networks:mlp", "100-100 hidden units"),
+    "resnet18": ("forgetless.networks:resnet18", "for small images"),
+    "resnet18_imagenet": ("forgetless.networks:resnet18_imagenet", "for images of about 224×224"),
+    "vgg11": ("forgetless.networks:vgg11", "for small images, without batch norm"),
+})  # fmt: skip
+
+TABLES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
+    {"stream": STREAMS, "method": METHODS, "network": NETWORKS}
+)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """«; did you mean …?» for a name that is not known, if one is near."""
+    near = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> str:
+    """The message for a name that is not among those known."""
+    names = list(known)
+    hint = nearest(name, names)
+    return f"no {what} named {name!r}{hint or ';'} known: {', '.join(names)}"
+
+
+def check_name(kind: str, name: str) -> None:
+    """An error if ``name`` is neither in the table of this kind nor a dotted path."""
+    table = TABLES[kind]
+    if name not in table and not {".", ":"} & set(name):
+        raise ValueError(f"{unknown(kind, name, table)}; or module:object")
+
+
+def check_settings(method: str, names: Iterable[str], known: Iterable[str], others: Iterable[str]) -> None:
+    """An error if one of ``names`` is not among a method's own settings; ``others``: those that every run has."""
+    own = tuple(known)
+    for name in names:
+        if name not in own:
+            said = f"its own settings: {', '.join(own)}" if own else "it has no settings of its own"
+            raise ValueError(f"{method} has no setting {name!r}{nearest(name, [*own, *others])} ({said})")
+
+
+def module_of(path: str) -> tuple[str, str]:
+    """The module in a dotted path, and what it is called there."""
+    module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
+    return module, attribute
+
+
+def load(kind: str, name: str) -> Any:
+    """The object behind a name of the table or behind a dotted path."""
+    check_name(kind, name)
+    table = TABLES[kind]
+    module, attribute = module_of(table[name].path if name in table else name)
+    if module.endswith(".py") or module.startswith("."):
+        file = Path(module).with_suffix("")
+        if file.is_relative_to(Path.cwd()):
+            file = file.relative_to(Path.cwd())
+        named = file.name if file.is_absolute() or ".." in file.parts else ".".join(file.parts)
+        raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {named}:{attribute}")
+    if str(Path.cwd()) not in sys.path and name not in table:
+        sys.path.insert(0, str(Path.cwd()))  # a user's file beside the command
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            raise ValueError(f"{kind} {name!r}: no module named {module!r}") from None
+        raise ImportError(f"{kind} {name!r}: {module} cannot be imported: {error}") from error
+    except SyntaxError as error:
+        raise ValueError(f"{kind} {name!r}: {error.msg} in line {error.lineno} of {error.filename}") from None
+    try:
+        return getattr(found, attribute)
+    except AttributeError:
+        raise ValueError(f"{kind} {name!r}: {module} has no {attribute!r}{nearest(attribute, vars(found))}") from None

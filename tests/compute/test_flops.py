@@ -1,0 +1,148 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from forgetless import groups, networks, only
+from forgetless.compute import flops
+
+IMAGE = torch.empty(1, 3, 32, 32)
+
+
+def names(model, *chosen):
+    return [name for group in chosen for name in groups(model)[group]]
+
+
+def test_full_training_of_the_small_resnet18_is_6_times_its_multiply_adds():
+    counted = flops.training_flops(networks.resnet18(10), IMAGE)
+    assert counted == pytest.approx(6 * 0.555e9, rel=0.01)
+
+
+def test_cost_grows_with_the_batch():
+    model = networks.mlp(10)
+    assert flops.training_flops(model, torch.empty(32, 784)) == 32 * flops.training_flops(model, torch.empty(1, 784))
+
+
+def test_finetuning_the_head_costs_no_backward_through_the_body():
+    model = networks.resnet18(10)
+    with only(model, names(model, "fc")):
+        backward = flops.training_flops(model, IMAGE) - flops.forward_flops(model, IMAGE)
+    assert backward == 2 * 512 * 10  # the weight gradient of the last layer, nothing else
+
+
+def test_a_frozen_layer_above_trained_ones_passes_gradients_on_but_has_none_of_its_own():
+    model = networks.mlp(10)
+    with only(model, names(model, "fc1")):
+        counted = flops.training_flops(model, torch.empty(1, 784))
+    forward = 2 * (784 * 100 + 100 * 100 + 100 * 10)
+    assert counted == forward + 2 * (784 * 100) + 2 * (100 * 100) + 2 * (100 * 10)
+
+
+def test_without_block4_a_step_of_finetuning_leaves_out_its_weight_gradients():
+    model = networks.resnet18(10)
+    full = flops.training_flops(model, IMAGE)
+    with only(model, [name for name in names(model, *groups(model)) if name not in names(model, "block4")]):
+        partial = flops.training_flops(model, IMAGE)
+    # block4 at 4×4: convolutions 256→512, 512→512 three times, and the 1×1 shortcut 256→512
+    weight_gradients = 2 * 16 * (9 * 256 * 512 + 3 * 9 * 512 * 512 + 256 * 512)
+    assert full - partial == weight_gradients
+
+
+def test_fifty_epochs_of_seq_cifar10_cost_what_the_paper_says():
+    images = 50 * 50_000
+    one = flops.training_flops(networks.resnet18(10), IMAGE)
+    ledger = flops.Ledger()
+    ledger.add("der", 2 * one, images)  # the batch and one replayed batch
+    ledger.add("der++", 3 * one, images)  # the batch and two
+    assert ledger.flops("der") == pytest.approx(16_726e12, rel=0.01)
+    assert ledger.flops("der++") == pytest.approx(25_089e12, rel=0.01)
+
+
+def test_one_epoch_of_rotated_mnist_costs_what_the_paper_says_by_its_convention():
+    images = 20 * 60_000
+    one = flops.nominal_flops(networks.mlp(10), torch.empty(1, 784))
+    assert 2 * one * images == pytest.approx(1.29e12, rel=0.01)
+    assert 3 * one * images == pytest.approx(1.93e12, rel=0.01)
+
+
+def test_what_is_computed_for_the_mlp_is_less_since_its_input_needs_no_gradient():
+    one = flops.training_flops(networks.mlp(10), torch.empty(1, 784))
+    assert one == 4 * 784 * 100 + 6 * (100 * 100 + 100 * 10)
+
+
+@pytest.mark.parametrize("groups_", [1, 2, 4])
+def test_each_gradient_of_a_grouped_convolution_costs_as_much_as_its_forward(groups_):
+    layer = nn.Conv2d(8, 8, 3, padding=1, groups=groups_)
+    x = torch.rand(2, 8, 5, 5, requires_grad=True)
+    forward = 2 * 2 * 25 * 8 * (8 // groups_) * 9
+    assert flops.count(lambda: layer(x)) == forward
+    assert flops.count(lambda: layer(x).sum().backward()) == 3 * forward
+
+
+def test_a_transposed_convolution_counts_by_its_input():
+    layer = nn.ConvTranspose2d(4, 6, 3, stride=2)
+    x = torch.rand(2, 4, 5, 5, requires_grad=True)
+    assert flops.count(lambda: layer(x).sum().backward()) == 3 * 2 * 2 * 25 * 4 * 6 * 9
+
+
+def test_attention_counts_on_this_device(device):
+    q = torch.rand(2, 3, 5, 8, device=device, requires_grad=True)
+    product = 2 * (2 * 3) * 5 * 5 * 8  # one product of (5, 8) with (8, 5) for each head
+    assert flops.count(lambda: F.scaled_dot_product_attention(q, q, q)) == 2 * product
+    # backward: the scores once more, and two products for each of the two forward ones
+    assert flops.count(lambda: F.scaled_dot_product_attention(q, q, q).sum().backward()) == 7 * product
+
+
+def test_a_transformer_in_evaluation_mode_is_counted():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    with torch.no_grad():
+        counted = flops.count(lambda: layer(torch.rand(2, 4, 16)))
+    linear = 2 * 8 * (16 * 48 + 16 * 16 + 16 * 32 + 32 * 16)
+    assert counted == linear + 2 * 2 * (2 * 2) * 4 * 4 * 8
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, **given):
+        super().__init__()
+        self.body = kind(8, 16, batch_first=True, **given)
+
+    def forward(self, x):
+        return self.body(x)[0]
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.RNN, 1), (nn.GRU, 3), (nn.LSTM, 4)])
+def test_every_element_of_a_sequence_goes_through_both_matrices_of_a_recurrent_layer(kind, gates):
+    forward = 2 * (10 * 7) * gates * 16 * (8 + 16)  # ten sequences of seven
+    assert flops.forward_flops(Recurrent(kind), torch.rand(10, 7, 8)) == forward
+    both = Recurrent(kind, num_layers=2, bidirectional=True)
+    second = 2 * (10 * 7) * gates * 16 * (32 + 16)  # it sees both directions of the first
+    assert flops.forward_flops(both, torch.rand(10, 7, 8)) == 2 * (forward + second)
+
+
+def test_the_gradients_of_an_lstm_cost_twice_its_forward_pass():
+    model, x = Recurrent(nn.LSTM), torch.rand(10, 7, 8)
+    assert flops.training_flops(model, x) == 3 * flops.forward_flops(model, x)
+
+
+def test_a_matrix_times_a_vector_counts():
+    assert flops.count(lambda: torch.rand(3, 5) @ torch.rand(5)) == 2 * 3 * 5
+
+
+def test_counting_leaves_the_network_alone():
+    model = networks.resnet18(10, width=4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    flops.training_flops(model, IMAGE)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_ledger_adds_up_by_phase():
+    ledger = flops.Ledger()
+    ledger.add("train", 10, calls=3)
+    ledger.add("train", 7)
+    ledger.add("finetune", 5, calls=2)
+    assert ledger.to_dict() == {"train": 37, "finetune": 10}
+    assert ledger.flops() == 47
+    assert ledger.flops("replay") == 0
+    with pytest.raises(ValueError, match="calls is -1; neither can be negative"):
+        ledger.add("train", 1, calls=-1)

@@ -1,0 +1,83 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from forgetless.data import benchmarks as streams
+from forgetless.data.download import SOURCES
+
+EXPECTED = {
+    # function: (data set, tasks, classes a task, training images, test images, shape)
+    "seq_mnist": ("mnist", 5, [2] * 5, 60_000, 10_000, (1, 28, 28)),
+    "rot_mnist": ("mnist", 20, [10] * 20, 1_200_000, 200_000, (1, 28, 28)),
+    "seq_organamnist": ("organamnist", 4, [3, 3, 3, 2], 34_561, 17_778, (1, 28, 28)),
+    "seq_pathmnist": ("pathmnist", 4, [3, 2, 2, 2], 89_996, 7_180, (3, 28, 28)),
+    "seq_cifar10": ("cifar10", 5, [2] * 5, 50_000, 10_000, (3, 32, 32)),
+    "seq_tinyimagenet": ("tinyimagenet", 10, [20] * 10, 100_000, 10_000, (3, 64, 64)),
+    "seq_pacs": ("pacs", 4, [7] * 4, 7_993, 1_998, (3, 224, 224)),
+}
+
+
+def test_seq_digits_has_five_tasks_offline():
+    found = streams.seq_digits()
+    assert [task.classes for task in found.tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert sum(len(task.train) for task in found.tasks) == 1437
+    assert sum(len(task.test) for task in found.tasks) == 360
+    assert found.shape == (1, 8, 8)
+    assert found.tasks[0].train.x.max() == 255
+
+
+def test_seq_digits_in_another_order():
+    found = streams.seq_digits(order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    plain = streams.seq_digits()
+    assert len(found.tasks[0].train) == len(plain.tasks[4].train)
+
+
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_the_real_streams_are_as_the_paper_says(name):
+    data, tasks, classes, train, test, shape = EXPECTED[name]
+    folder = Path(os.environ["FORGETLESS_DATA"])
+    if not any((folder / path).exists() for path in [*SOURCES[data].contents, *SOURCES[data].folders]):
+        pytest.skip(f"{data} is not in {folder}")
+    found = getattr(streams, name)()
+    assert len(found.tasks) == tasks
+    assert [len(task.classes) for task in found.tasks] == classes
+    assert sum(len(task.train) for task in found.tasks) == train
+    assert sum(len(task.test) for task in found.tasks) == test
+    assert found.shape == shape
+    assert found.tasks[0].train.x.dtype == torch.uint8
+    assert found.scenario == ("domain" if name in ("rot_mnist", "seq_pacs") else "class")
+
+
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
+@pytest.mark.parametrize("name", ["seq_pathmnist", "seq_cifar10", "seq_tinyimagenet", "seq_pacs"])
+def test_colour_images_are_centred_by_their_own_channels(name):
+    data, folder = EXPECTED[name][0], Path(os.environ["FORGETLESS_DATA"])
+    if not any((folder / path).exists() for path in [*SOURCES[data].contents, *SOURCES[data].folders]):
+        pytest.skip(f"{data} is not in {folder}")
+    found = getattr(streams, name)()
+    counts = torch.zeros(3, 256, dtype=torch.float64)
+    for task in found.tasks:
+        for channel, values in enumerate(task.train.x.unbind(1)):
+            counts[channel] += torch.bincount(values.flatten().int(), minlength=256)
+    shares, levels = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ levels
+    assert found.mean == pytest.approx(mean.tolist(), abs=1e-3)
+    assert found.std == pytest.approx((shares @ levels**2 - mean**2).sqrt().tolist(), abs=1e-3)
+    black = (-mean / (shares @ levels**2 - mean**2).sqrt()).min()  # what crops of bright images must not add
+    assert found.mirror == (found.pad > 0 and bool(black < -4))
+
+
+def test_orders_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="takes a seed for the angles"):
+        streams.rot_mnist(order=[1, 2])
+
+
+def test_large_digits_are_the_digits_with_every_pixel_sixteen_times():
+    small, large = streams.seq_digits(), streams.large_digits()
+    x = large.tasks[2].train.x
+    assert x.shape[1:] == (1, 32, 32)
+    assert x[:, :, 1::4, 3::4].equal(small.tasks[2].train.x)
+    assert large.tasks[2].test.y.equal(small.tasks[2].test.y)

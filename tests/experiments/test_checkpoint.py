@@ -1,0 +1,437 @@
+import copy
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from forgetless import Finetune, networks
+from forgetless.config import catalogue
+from forgetless.data import benchmarks as streams
+from forgetless.experiments import checkpoint
+from forgetless.experiments.checkpoint import CheckpointError, Writer, check, load, save
+from forgetless.experiments.storage import Schedule
+from forgetless.methods import Method
+from forgetless.methods.derpp import DERpp
+from forgetless.methods.sgd import SGD
+from forgetless.training import loop as training
+from forgetless.training.loop import Ended, Stepped, train, with_seed
+from forgetless.training.state import check_plain
+from helpers import learner, small_stream
+
+STREAM = small_stream(per_class=30)
+FINETUNE = {
+    "none": None,
+    "fpf": Finetune(steps=5, lr=0.3, batch=12),
+    "k-fpf": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12),
+    "k-fpf-kd": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12, distill=0.2),
+}
+
+
+def start(name, repair, state=None, **changes):
+    method = catalogue.load("method", name)(**({"memory_epochs": 3} if name == "gdumb" else {}))
+    network = with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), 0)
+    finetune = FINETUNE[repair]
+    if finetune is not None and not method.tells_sensitivity:
+        finetune = Finetune(finetune.every, steps=4, lr=0.3, batch=12, groups=("fc2",))
+    given = {"epochs": 2, "batch": 4, "lr": 0.1, "replay": 6, "buffer": 36, "seed": 3, "finetune": finetune, **changes}
+    return train(STREAM, method, network, state=state, **given)
+
+
+def interrupted(name, repair, place, file, **changes):
+    """A run stopped after this step, and started again from a file."""
+    run = start(name, repair, **changes)
+    for event in run:
+        if isinstance(event, Stepped) and event.step == place and (state := run.state_dict()) is not None:
+            break
+    save(state, {}, file)
+    run.close()
+    return start(name, repair, state=load(file)[0], **changes)
+
+
+def outcome(run):
+    *_, last = run
+    assert isinstance(last, Ended)
+    result = last.result
+    weights = torch.cat([value.double().flatten() for value in result.network.state_dict().values()])
+    told = [
+        result.accuracy_matrix, result.task_il_matrix, result.untrained, result.before_finetuning, result.losses,
+        result.epoch_changes, result.task_changes, result.tensor_changes, result.boundaries, str(result.profile),
+        result.finetunings, result.flops, result.steps,
+    ]  # fmt: skip
+    return weights, told
+
+
+@pytest.mark.parametrize("repair", FINETUNE)
+@pytest.mark.parametrize("name", catalogue.METHODS)
+def test_a_run_goes_on_from_any_step_bit_for_bit(name, repair, tmp_path):
+    if repair == "k-fpf-kd" and name in ("agem", "icarl", "gdumb"):
+        pytest.skip("their memory holds no logits")
+    if repair.startswith("k-fpf") and name == "joint":
+        pytest.skip("joint never changes its task")
+    changes = {"freeze": ("fc1",)} if repair == "none" and name != "joint" else {}
+    if name == "joint" and repair == "fpf":
+        changes = {"finetune": Finetune(steps=5, lr=0.3, batch=12, groups=("fc2",))}
+    weights, told = outcome(start(name, repair, **changes))
+    places = range(10, told[-1] + 1, 10)
+    for place in random.Random(name + repair).sample(places, 3):
+        again = outcome(interrupted(name, repair, place, tmp_path / "c", **changes))
+        assert torch.equal(again[0], weights), place
+        assert again[1] == told, place
+
+
+@pytest.mark.parametrize("repair", ["fpf", "k-fpf", "k-fpf-kd"])
+@pytest.mark.parametrize("name", ["sgd", "er", "derpp", "packnet", "gdumb", "icarl"])
+def test_a_run_goes_on_from_inside_any_finetuning_bit_for_bit(name, repair, device, tmp_path, monkeypatch):
+    if repair == "k-fpf-kd" and name in ("gdumb", "icarl"):
+        pytest.skip("their memory holds no logits")
+    monkeypatch.setattr(training, "PROGRESS", 2)
+    changes = {"freeze": ("fc1",)} if repair == "fpf" and name == "er" else {}
+    changes |= {"device": "cuda", "deterministic": True} if device == "cuda" else {}
+    weights, told = outcome(start(name, repair, **changes))
+    states = []
+    run = start(name, repair, **changes)
+    for event in run:
+        if isinstance(event, Stepped) and (state := run.state_dict()) is not None and state["finetuning"]:
+            states.append(state)
+    left = {state["finetuning"]["left"] for state in states}
+    assert 0 in left
+    assert len(left) > 1
+    assert len({state["place"][0] for state in states}) == len(told[10])  # some of each finetuning
+    for state in random.Random(name).sample(states, min(3, len(states))) + states[-2:]:
+        save(state, {}, tmp_path / "c")
+        again = outcome(start(name, repair, state=load(tmp_path / "c")[0], **changes))
+        assert torch.equal(again[0], weights), state["place"]
+        assert again[1] == told, state["place"]
+
+
+def test_a_finetuning_after_the_first_batch_of_an_epoch_goes_on_in_the_order_of_that_epoch():
+    changes = {"finetune": Finetune.k_fpf(16, steps=12, lr=0.3, batch=12, groups=("fc2",))}  # epochs have 15 steps
+    weights, told = outcome(start("er", "k-fpf", **changes))
+    run = start("er", "k-fpf", **changes)
+    states = [run.state_dict() for event in run if isinstance(event, Stepped) and event.step == 16]
+    assert [state["place"] for state in states] == [[16, 0, 1, 0], [16, 0, 1, 0]]
+    for state in states:
+        again = outcome(start("er", "k-fpf", state=state, **changes))
+        assert torch.equal(again[0], weights)
+        assert again[1] == told
+
+
+def test_before_the_first_step_there_is_no_state():
+    run = start("er", "fpf")
+    next(run)
+    assert run.state_dict() is None
+    assert all(run.state_dict() is not None for event in run if isinstance(event, Stepped))
+
+
+def test_a_state_comes_back_as_it_was(tmp_path):
+    state = {
+        "a": torch.arange(6.0).reshape(2, 3).T, "b": [torch.tensor(True), None, 1.5, "x"],
+        "c": {1: torch.zeros(0), 2: [3]},
+        "d": torch.tensor(3, dtype=torch.int64), "e": torch.randn(4).bfloat16(), "f": {"$odd": 1},
+    }  # fmt: skip
+    save(state, {"id": "x"}, tmp_path / "c")
+    found, about = load(tmp_path / "c")
+    assert about == {"id": "x"}
+    assert torch.equal(found["a"], state["a"])
+    assert torch.equal(found["e"], state["e"])
+    assert found["b"][1:] == [None, 1.5, "x"]
+    assert found["c"][2] == [3]
+    assert found["c"][1].shape == (0,)
+    assert found["d"].dtype == torch.int64
+    assert found["f"] == {"$odd": 1}
+    with pytest.raises(TypeError, match="a tuple as a key cannot be kept in a checkpoint"):
+        check_plain({"method": {("a", 1): torch.zeros(1)}})
+    with pytest.raises(TypeError, match="a set cannot be kept in a checkpoint"):
+        save({"a": {1, 2}}, {}, tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    run = start("derpp", "k-fpf")
+    state = next(run.state_dict() for event in run if isinstance(event, Stepped) and event.step >= 60)
+    file = tmp_path_factory.mktemp("whole") / "c"
+    save(state, {"settings": {}, "data": "0"}, file)
+    return file.read_bytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_or_a_missing_end_is_told(whole, data, tmp_path_factory):
+    file = tmp_path_factory.getbasetemp() / "fuzzed"
+    damaged = bytearray(whole)
+    if data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(whole) - 1))
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    else:
+        del damaged[data.draw(st.integers(0, len(whole) - 1)) :]
+    file.write_bytes(damaged)
+    try:
+        found, about = load(file)
+    except CheckpointError as error:
+        assert "is no whole checkpoint" in str(error)  # noqa: PT017
+    else:  # a byte of the header's spaces, or the like, that says nothing
+        original = file.with_name("original")
+        original.write_bytes(whole)
+        assert about == load(original)[1]
+        assert str(found) == str(load(original)[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[" * 100_000, '{"format": 1}', '{"format": 1, "state": {"$tensor": "9"}, "about": {}}']
+)
+def test_a_header_that_is_none_is_told(text, tmp_path):
+    header = {"forgetless": text, "checksum": checkpoint._checksum(text, {})}
+    save_file({}, tmp_path / "c", header)
+    with pytest.raises(CheckpointError, match="is no whole checkpoint"):
+        load(tmp_path / "c")
+
+
+def test_another_format_is_refused(tmp_path):
+    text = json.dumps({"format": 9, "state": {}, "about": {}})
+    save_file({}, tmp_path / "c", {"forgetless": text, "checksum": checkpoint._checksum(text, {})})
+    with pytest.raises(CheckpointError, match="it has format 9, this version reads 3"):
+        load(tmp_path / "c")
+
+
+def test_a_checkpoint_of_another_run_other_data_or_another_torch_is_told(tmp_path):
+    expected = {"settings": {"lr": 0.1, "seed": 0}, "data": "aa", "torch": "2", "forgetless": "1.1"}
+    check(expected, expected, tmp_path)
+    with pytest.raises(CheckpointError, match=r"is of another run: lr 0.2, here 0.1; remove it"):
+        check({**expected, "settings": {"lr": 0.2, "seed": 0}}, expected, tmp_path)
+    with pytest.raises(CheckpointError, match=r"written with other data \(checksum bb, now aa\)"):
+        check({**expected, "data": "bb"}, expected, tmp_path)
+    with pytest.warns(UserWarning, match="was written with torch 1, this is 2"):
+        check({**expected, "torch": "1"}, expected, tmp_path)
+    with pytest.warns(UserWarning, match="was written with forgetless 1.0, this is 1.1: .* other numbers"):
+        check({**expected, "forgetless": "1.0"}, expected, tmp_path)
+    own = {**expected, "code": {"mine:Method": "12"}}
+    check(expected, own, tmp_path)  # of before these were written down
+    with pytest.warns(UserWarning, match="before the file of mine:Method was changed: the run goes on, and is of both"):
+        check({**expected, "code": {"mine:Method": "34"}}, own, tmp_path)
+    with pytest.raises(CheckpointError, match="is of another run"):
+        check({}, expected, tmp_path)
+
+
+def test_the_checksum_of_data_sees_a_label_and_an_image():
+    stream = streams.seq_digits()
+    before = stream.checksum
+    assert streams.seq_digits().checksum == before
+    changed = copy.deepcopy(stream)
+    changed.tasks[3].test.y[5] += 1
+    assert changed.checksum != before
+    changed = copy.deepcopy(stream)
+    changed.tasks[0].train.x[0, 0, 0, 0] += 1
+    assert changed.checksum != before
+
+
+def test_the_writer_keeps_to_its_schedule_and_tells_what_failed(tmp_path, monkeypatch):
+    writer = Writer(tmp_path / "c", {}, Schedule(steps=20, seconds=None))
+    written = []
+    for step in range(10, 101, 10):
+        if writer.due(step):
+            written.append(step)
+            writer.write({"step": step}, step)
+    assert written == [30, 50, 70, 90]
+    writer.write({"step": 100}, 100, now=True)
+    assert load(tmp_path / "c")[0] == {"step": 100}
+    monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="c could not be written: No space left on device"):
+        writer.write({"step": 110}, 110, now=True)
+    assert load(tmp_path / "c")[0] == {"step": 100}
+    writer.close(remove=True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("given", [{"steps": 0}, {"seconds": -1.0}])
+def test_a_bad_schedule_is_refused(given):
+    with pytest.raises(ValueError, match="it must be above 0, or None for never"):
+        Schedule(**given)
+
+
+def test_a_method_that_holds_more_than_plain_data_must_say_how_it_is_kept():
+    class Holder(catalogue.load("method", "er")):
+        pass
+
+    method = Holder()
+    method.cache = {1, 2}
+    with pytest.raises(TypeError, match="Holder holds cache, a set, which a checkpoint cannot keep; write state_dict"):
+        method.state_dict(None)
+
+
+@pytest.mark.parametrize("name", ["icarl", "oewc"])
+def test_a_state_does_not_change_while_the_run_goes_on(name):
+    """It is written by a thread."""
+    run = start(name, "none")
+    state = next(run.state_dict() for event in run if isinstance(event, Stepped) and event.step >= 60)
+    own = state["method"]["former"].values() if name == "icarl" else state["method"]["fisher"]
+    places = {tensor.data_ptr() for tensor in own}
+    assert places
+    before = copy.deepcopy(state)
+    method = run._training.method
+    live = method.former.state_dict().values() if name == "icarl" else method.fisher
+    assert not places & {tensor.data_ptr() for tensor in live}
+    for event in run:
+        if isinstance(event, Stepped) and event.step >= 80:
+            break
+    assert str(state) == str(before)
+
+
+def test_frozen_methods_and_tuples_come_back():
+    class Frozen(Method):
+        def step(self, learner, batch):
+            raise NotImplementedError
+
+        def __setattr__(self, name, value):
+            raise AttributeError("frozen")
+
+    method = Frozen()
+    object.__setattr__(method, "sizes", (1, 2))
+    method.load_state_dict(SimpleNamespace(device="cpu"), {"sizes": [3, 4], "seen": torch.ones(2)})
+    assert method.sizes == (3, 4)
+    assert torch.equal(method.seen, torch.ones(2))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("repair", ["none", "k-fpf"])
+@pytest.mark.parametrize("name", ["er", "derpp", "icarl", "oewc"])
+def test_on_a_gpu_in_deterministic_mode_a_run_goes_on_bit_for_bit(name, repair, tmp_path):
+    changes = {"device": "cuda", "deterministic": True}
+    weights, told = outcome(start(name, repair, **changes))
+    for place in (20, 60):
+        again = outcome(interrupted(name, repair, place, tmp_path / "c", **changes))
+        assert torch.equal(again[0], weights), place
+        assert again[1] == told, place
+
+
+def test_a_checkpoint_that_cannot_be_written_is_warned_of_and_only_the_last_one_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    writer = Writer(tmp_path / "file" / "c", {}, Schedule(steps=10, seconds=None))
+    writer.write({"step": 1}, 10)
+    with pytest.warns(UserWarning, match="no checkpoint was written: "):
+        writer.write({"step": 2}, 20)
+    with (
+        pytest.warns(UserWarning, match="no checkpoint was written"),
+        pytest.raises(OSError, match="File exists|Not a directory"),
+    ):
+        writer.write({"step": 3}, 30, now=True)
+    writer.close()
+
+
+def test_a_method_that_holds_a_part_of_the_network_must_say_how_it_is_kept():
+    """Gone on with, it would hold copies, and pull at them."""
+
+    class Holder(catalogue.load("method", "er")):
+        def begin(self, learner):
+            self.held = [parameter.detach() for parameter in learner.network.parameters()]
+
+    one = learner(networks.mlp(6, inputs=4), small_stream())
+    method = Holder()
+    method.begin(one)
+    with pytest.raises(TypeError, match="Holder holds held, a part of the network, of which it would have a copy when"):
+        method.state_dict(one)
+    method.held = [tensor.clone() for tensor in method.held]
+    assert method.state_dict(one)["held"][0].shape == (100, 4)
+
+
+def test_a_state_of_another_network_is_told():
+    made = train(small_stream(), SGD(), networks.mlp(6, inputs=4, hidden=(8,)), batch=6)
+    while not isinstance(next(made), Stepped):
+        pass
+    wider = train(small_stream(), SGD(), networks.mlp(6, inputs=4, hidden=(9,)), batch=6, state=made.state_dict())
+    with pytest.raises(ValueError, match="the state is of another network; go on with that one, or begin anew"):
+        list(wider)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"lr": 0.2}, "lr is 0.2, but the state is of a run with 0.1: go on with that, or begin anew"),
+        ({"epochs": 3}, "epochs is 3, but the state is of a run with 2"),
+        ({"buffer": 40}, "buffer is 40, but the state is of a run with 36"),
+        ({"seed": 4}, "seed is 4, but the state is of a run with 3"),
+        ({"freeze": "fc1"}, r"freeze is \['fc1'\], but the state is of a run with \[\]"),
+        ({"finetune": None}, "finetune is None, but the state is of a run with {'every': 7, 'steps': 4, "),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_state_of_a_run_with_other_settings_is_refused_before_the_first_event(changes, match, tmp_path):
+    run = start("er", "k-fpf")
+    next(event for event in run if isinstance(event, Stepped))
+    save(run.state_dict(), {}, tmp_path / "c")
+    with pytest.raises(ValueError, match=match):
+        start("er", "k-fpf", state=load(tmp_path / "c")[0], **changes)
+
+
+@pytest.mark.parametrize(
+    ("stream", "method", "match"),
+    [
+        (STREAM, DERpp(alpha=0.9), "alpha is 0.9, but the state is of a run with 0.1"),
+        (small_stream(per_class=30, seed=1), DERpp(), "'small' holds other data than the run had that the state is of"),
+    ],
+    ids=["method", "data"],
+)
+def test_a_state_of_other_data_or_a_method_with_other_settings_is_refused(stream, method, match):
+    def begin(stream, method, state=None):
+        return train(stream, method, networks.mlp(6, inputs=4), batch=4, buffer=36, state=state)
+
+    run = begin(STREAM, DERpp())
+    next(event for event in run if isinstance(event, Stepped))
+    with pytest.raises(ValueError, match=match):
+        begin(stream, method, run.state_dict())
+    begin(STREAM, DERpp(), run.state_dict())  # is taken
+
+
+@pytest.mark.parametrize("state", [{}, "x", {"place": [0, 0, 0, 0]}], ids=["empty", "a word", "in part"])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match=r"state is a (dict|str) that is not of a run; it must be what state_dict"):
+        start("er", "none", state=state)
+
+
+def test_a_state_of_before_settings_were_kept_in_it_still_goes_on():
+    run = start("er", "fpf")
+    next(event for event in run if isinstance(event, Stepped))
+    state = run.state_dict()
+    del state["settings"]
+    (weights, told), again = outcome(start("er", "fpf")), outcome(start("er", "fpf", state=state))
+    assert torch.equal(again[0], weights)
+    assert again[1] == told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_of_a_compiled_network_goes_on_bit_for_bit_and_is_the_same_each_time(tmp_path):
+    """Of each kind the first step is counted, and is not compiled: that must be the same one. Here it can be told."""
+
+    def backend(graph, _):
+        return lambda *inputs: [1.01 * output for output in graph(*inputs)]
+
+    def begin(state=None):
+        network = torch.compile(with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), 0), backend=backend)
+        return train(STREAM, DERpp(), network, batch=4, buffer=36, finetune=FINETUNE["k-fpf"], seed=3, state=state)
+
+    weights, told = outcome(begin())
+    run = begin()
+    next(event for event in run if isinstance(event, Stepped))
+    save(run.state_dict(), {}, tmp_path / "c")
+    for again in (outcome(begin()), outcome(begin(load(tmp_path / "c")[0]))):
+        assert torch.equal(again[0], weights)
+        assert again[1] == told
+
+
+def test_numbers_of_numpy_are_plain_in_a_state(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    finetune = Finetune.k_fpf(numpy.int64(7), steps=numpy.int64(4), lr=numpy.float64(0.3), batch=numpy.int64(12))
+    run = start(
+        "er", "k-fpf", epochs=numpy.int64(2), lr=numpy.float64(0.1), seed=numpy.int64(3), buffer=numpy.int64(36),
+        finetune=finetune,
+    )  # fmt: skip
+    next(event for event in run if isinstance(event, Stepped))
+    save(run.state_dict(), {}, tmp_path / "c")
+    (weights, told), again = outcome(start("er", "k-fpf")), outcome(start("er", "k-fpf", state=load(tmp_path / "c")[0]))
+    assert torch.equal(again[0], weights)
+    assert again[1] == told

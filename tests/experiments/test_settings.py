@@ -1,0 +1,191 @@
+import dataclasses
+import re
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forgetless.config import catalogue
+from forgetless.experiments.settings import FLOATS, Settings, resolve
+
+
+def test_given_settings_win_over_presets_and_both_say_where_they_come_from():
+    settings, sources = resolve("seq-cifar10", "derpp", {"buffer": 500, "lr": 0.5, "beta": 2.0})
+    assert (settings.lr, settings.epochs, settings.network) == (0.5, 5, "resnet18")
+    assert settings.options == {"alpha": 0.2, "beta": 2.0}
+    assert sources["lr"] == sources["beta"] == "given"
+    assert sources["alpha"] == "DER authors, seq-cifar10, buffer 500"
+
+
+def test_the_id_is_the_same_for_the_same_settings_and_another_for_others():
+    one = resolve("seq-digits", "er", {})[0]
+    assert one.id == resolve("seq-digits", "er", {"lr": one.lr})[0].id
+    assert len(one.id) == 12
+    others = [resolve("seq-digits", "er", given)[0].id for given in ({"lr": 0.2}, {"seed": 1}, {"repair": "fpf"})]
+    assert len({one.id, *others}) == 4
+
+
+def test_settings_survive_json():
+    settings = resolve("seq-digits", "der", {"repair": "k-fpf", "groups": ("fc2", "fc3"), "order": (1, 0), "kd": 0.2})[
+        0
+    ]
+    assert Settings.from_dict(settings.to_dict()) == settings
+    assert Settings.from_dict(settings.to_dict()).id == settings.id
+
+
+@hypothesis.settings(deadline=None)
+@given(st.floats(1e-6, 10), st.integers(0, 99), st.sampled_from(["none", "fpf", "k-fpf"]))
+def test_any_settings_survive_json(lr, seed, repair):
+    settings = resolve("seq-mnist", "er", {"lr": lr, "seed": seed, "repair": repair})[0]
+    assert Settings.from_dict(settings.to_dict()) == settings
+
+
+def test_labels_are_what_people_call_the_runs():
+    def label(method, **given):
+        return resolve("seq-digits", method, given)[0].label
+
+    assert label("er") == "er"
+    assert label("er", repair="fpf") == "fpf+er"
+    assert label("er", repair="fpf", groups="all") == "fpf-all+er"
+    assert label("sgd", repair="k-fpf") == "k-fpf-ce"
+    assert label("sgd", repair="k-fpf", kd=0.5) == "k-fpf-kd"
+    assert label("der", repair="k-fpf", groups="all") == "k-fpf-all-ce+der"
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"stream": "seq-mnist"}, "stream is 'seq-mnist', but no option: stream and method are the first two words"),
+        ({"method": "derpp"}, "method is 'derpp', but no option"),
+        ({"options": {"alpha": 1}}, "options is .*, but no option"),
+        ({"repair": "fpf", "groups": "all", "threshold": 0.5}, "threshold is 0.5, but the groups are named"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(given, match):
+    with pytest.raises(ValueError, match=match):
+        resolve("seq-digits", "er", given)
+
+
+def test_anytime_is_part_of_the_id_where_it_is_on_and_shares_no_training():
+    plain, off, on = (
+        resolve("seq-digits", "er", {"repair": "fpf", **g})[0] for g in ({}, {"anytime": False}, {"anytime": True})
+    )
+    assert plain.id == off.id != on.id
+    assert "anytime" not in plain.to_dict()
+    assert Settings.from_dict(on.to_dict()) == on
+    assert plain.training == resolve("seq-digits", "er", {})[0].training
+    assert on.training == on.id
+
+
+def test_precision_is_bf16_on_a_gpu_unless_given_and_fp32_leaves_older_ids_as_they_were():
+    assert resolve("seq-digits", "er", {})[0].precision == "fp32"
+    assert "precision" not in resolve("seq-digits", "er", {})[0].to_dict()
+    settings, sources = resolve("seq-digits", "er", {"device": "cuda"})
+    assert (settings.precision, sources["precision"]) == ("bf16", "default on a GPU")
+    assert Settings.from_dict(settings.to_dict()) == settings
+    assert resolve("seq-digits", "er", {"device": "cuda:1", "precision": "tf32"})[0].precision == "tf32"
+    ids = {resolve("seq-digits", "er", {"device": "cuda", "precision": p})[0].id for p in ("fp32", "tf32", "bf16")}
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("stream", "method", "given", "match"),
+    [
+        ("seq-digits", "er", {"precision": "fp8"}, "precision is 'fp8'; it must be one of fp32, tf32, bf16"),
+        ("seq-cifer10", "er", {}, "no stream named 'seq-cifer10'; did you mean 'seq-cifar10'"),
+        ("seq-digits", "err", {}, "no method named 'err'; did you mean 'er'"),
+        ("seq-digits", "er", {"network": "resnet81"}, "no network named 'resnet81'; did you mean 'resnet18'"),
+        ("seq-digits", "er", {"repair": "kfpf"}, "repair is 'kfpf'; it must be one of none, fpf, k-fpf"),
+        ("seq-digits", "er", {"kd": 0.5}, "kd is a setting of FPF: it goes with --fpf or --k-fpf"),
+        ("seq-digits", "er", {"repair": "fpf", "every": 50}, "every is a setting of k-FPF"),
+    ],
+)
+def test_what_cannot_be_is_refused(stream, method, given, match):
+    with pytest.raises(ValueError, match=match):
+        resolve(stream, method, given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("lr", "fast", "a number"), ("lr", True, "a number"), ("epochs", 1.5, "a whole number"),
+        ("buffer", "100", "a whole number"), ("network", 3, "a word"), ("device", 0, "a word"),
+        ("validation", "no", "true or false"), ("freeze", [1], "groups"), ("groups", 3, "auto, all, or groups"),
+        ("order", "1,0", "a seed, or a list of classes"), ("order", [True, False], "a seed, or a list of classes"),
+        ("groups", [], "auto, all, or groups"), ("groups", "", "auto, all, or groups"), ("freeze", "", "groups"),
+        ("epochs", None, "a whole number"), ("kd", "0.5", "a number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_refused(name, value, wanted):
+    given = {"repair": "fpf", name: value}
+    for make in (lambda: resolve("seq-digits", "sgd", given), lambda: Settings.from_dict({**WHOLE, **given})):
+        with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}; it must be {wanted}") + "$"):
+            make()
+
+
+PAIRS = [("fc3", "fc1"), (["fc3"], ["fc1"])]
+WHOLE = {"stream": "seq-digits", "method": "sgd"}
+
+
+def test_equal_settings_have_one_id():
+    words, lists = (resolve("seq-digits", "sgd", {"repair": "fpf", "groups": g, "freeze": f})[0] for g, f in PAIRS)
+    assert words.id == lists.id
+    assert (words.groups, words.freeze) == (("fc3",), ("fc1",))
+    one, other = (resolve("seq-digits", "sgd", {"lr": lr, "repair": "fpf", "ft_lr": lr})[0] for lr in (1, 1.0))
+    assert one.id == other.id
+    assert isinstance(one.lr, float)
+
+
+def test_an_unknown_setting_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="no setting named 'epoch'; did you mean 'epochs'"):
+        Settings.from_dict({"stream": "seq-digits", "method": "er", "epoch": 3})
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        resolve("seq-digits", "er", {})[0].lr = 3
+
+
+def test_a_number_given_with_or_without_its_fraction_is_one_run():
+    one, other = (resolve("seq-digits", "derpp", {"alpha": value})[0] for value in (1, 1.0))
+    assert one.id == other.id
+    assert one.options["alpha"] == 1.0
+    assert resolve("seq-digits", "oewc", {"fisher_examples": 5})[0].options["fisher_examples"] == 5
+
+
+def test_the_numbers_with_fractions_among_the_methods_settings_are_these():
+    kinds: dict[str, set[str]] = {"float": set(), "int": set()}
+    for method in catalogue.METHODS:
+        for one in dataclasses.fields(catalogue.load("method", method)):
+            if one.init and one.type in kinds:
+                kinds[one.type].add(one.name)
+    assert kinds["float"] == set(FLOATS)
+    assert not kinds["int"] & set(FLOATS)
+
+
+def test_the_crops_of_a_finetuning_are_part_of_the_id_where_given_and_share_a_training():
+    plain, cropped = (resolve("seq-organamnist", "er", {"repair": "fpf", **given})[0] for given in ({}, {"ft_pad": 2}))
+    assert "ft_pad" not in plain.to_dict()  # as in the records from before there was such a setting
+    assert plain.id != cropped.id
+    assert plain.training == cropped.training
+    with pytest.raises(ValueError, match="ft_pad is a setting of FPF"):
+        resolve("seq-organamnist", "er", {"ft_pad": 2})
+    with pytest.raises(ValueError, match="ft_pad is -1; it must be a whole number of 0 or more"):
+        resolve("seq-organamnist", "er", {"repair": "fpf", "ft_pad": -1})
+    preset, without = (
+        resolve("seq-organamnist", "masked", {"repair": "k-fpf", **given})[0] for given in ({}, {"ft_pad": 0})
+    )
+    assert (preset.ft_pad, without.ft_pad) == (2, 0)
+
+
+def test_the_policy_of_the_buffer_is_part_of_the_id_where_it_is_not_a_reservoir():
+    plain, same, balanced = (
+        resolve("seq-digits", "er", given)[0] for given in ({}, {"policy": "reservoir"}, {"policy": "balanced"})
+    )
+    assert "policy" not in plain.to_dict()  # as in the records from before there was such a setting
+    assert plain.id == same.id != balanced.id
+    assert plain.training != balanced.training
+    assert balanced == Settings.from_dict(balanced.to_dict())
+    with pytest.raises(ValueError, match="policy is 'ring'; it must be one of reservoir, balanced"):
+        resolve("seq-digits", "er", {"policy": "ring"})

@@ -1,0 +1,36 @@
+"""The examples with pretrained transformers, in their quick versions: what is repaired is what was forgotten."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(request, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module(request.param)
+
+
+# Its quick version hardly pretrains, and on the text of other versions of Python may have nothing to repair.
+TEXT = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="its text is that of Python 3.11's standard library")
+
+
+@pytest.mark.parametrize(
+    ("example", "gain"),
+    [("transformers_vit", 40.0), pytest.param("transformers_text", 12.0, marks=TEXT)],
+    indirect=["example"],
+)
+def test_k_fpf_repairs_a_pretrained_transformer(example, gain):
+    plain = example.run("plain", quick=True)
+    repaired = example.run("k-FPF", quick=True, every=100)  # half as often as the example, for the time it takes
+    assert plain.trained == 1.0
+    assert plain.before == plain.after
+    assert plain.after < 30
+    assert repaired.after > plain.after + gain
+    profile = repaired.fpf.profile()
+    assert "head" in profile.chosen
+    assert {"stem", "block1", "block2", "norm.affine", "head"} <= {group.name for group in profile.groups}

@@ -1,0 +1,134 @@
+import dataclasses
+import json
+import math
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from forgetless.experiments import record
+from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import Planned
+from forgetless.paper import published as targets
+from forgetless.paper import reproduce
+from forgetless.paper.reproduce import Line, Measured, Options
+from forgetless.paper.studies import ITEMS
+
+
+def measured(records, target, accuracies, metric="accuracy"):
+    made = tuple(dataclasses.replace(records[0], accuracy=value) for value in accuracies)
+    return Measured(Line("er", (Planned(*resolve("seq-digits", "er", {})),), target, metric), made)
+
+
+def test_the_difference_is_in_standard_errors_of_both_means(records):
+    target = targets.Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
+    one = measured(records, target, [57.0, 59.0])
+    assert one.mean == 58.0
+    assert one.std == pytest.approx(math.sqrt(2))
+    assert one.difference == -2.0
+    assert one.errors == pytest.approx(-2 / math.sqrt(4 / 5 + 2 / 2))
+    assert measured(records, target, [57.0]).errors is None
+    assert measured(records, None, [57.0, 59.0]).difference is None
+
+
+def test_metrics_are_read_from_records(records):
+    made = dataclasses.replace(records[0], anytime=[90.0, 70.0], flops={"train": 3 * 10**12, "finetune": 10**12})
+    assert reproduce.value(made, "accuracy") == made.accuracy
+    assert reproduce.value(made, "accuracy_after_task_2") == 70.0
+    assert reproduce.value(made, "finetune_tflops") == 1.0
+    assert reproduce.value(made, "train_tflops") == 4.0
+    with pytest.raises(ValueError, match="metric is 'loss'"):
+        reproduce.value(made, "loss")
+
+
+@pytest.mark.parametrize(
+    ("label", "method", "given"),
+    [
+        ("er", "er", {}),
+        ("fpf+derpp", "derpp", {"repair": "fpf"}),
+        ("fpf-all+er", "er", {"repair": "fpf", "groups": "all"}),
+        ("k-fpf-ce", "sgd", {"repair": "k-fpf"}),
+        ("k-fpf-all-ce", "sgd", {"repair": "k-fpf", "groups": "all"}),
+        ("k-fpf-kd", "sgd", {"repair": "k-fpf", "kd": 0.05}),
+        ("k-fpf-ce+er", "er", {"repair": "k-fpf"}),
+        ("k-fpf-all-kd+masked", "masked", {"repair": "k-fpf", "groups": "all", "kd": 0.2}),
+    ],
+)
+def test_labels_of_the_tables_are_runs_with_that_label(label, method, given):
+    assert reproduce.way(label, "seq-cifar10") == (method, given)
+    assert resolve("seq-cifar10", method, given)[0].label == label
+
+
+def test_steps_of_a_run_count_training_and_finetuning():
+    given = {"repair": "k-fpf", "every": 1500, "steps": 100, "epochs": 5, "batch": 32}
+    settings, _ = resolve("seq-pathmnist", "sgd", given)
+    assert reproduce.steps("seq-pathmnist") == 14_075  # those of its records; the paper's k = 9 at τ = 1500
+    assert reproduce.training_steps(settings) == 14_075 + (9 + 1) * 100
+
+    assert reproduce.steps("seq-pacs") == 1260  # likewise
+
+
+def test_runs_are_planned_for_each_seed_and_once_for_lines_that_share_them():
+    runs = reproduce.planned("seq-digits", "er", {"buffer": 100}, Options(quick=True))
+    assert [one.settings.seed for one in runs] == [0, 1]
+    assert len(reproduce.planned("seq-digits", "er", {}, Options())) == 5
+    assert reproduce.runs([Line("a", runs), Line("b", runs, metric="train_tflops")]) == list(runs)
+
+
+def test_what_comes_out_is_plain_data(records):
+    target = targets.Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
+    one = measured(records, target, [57.0, 59.0])
+    made = reproduce.to_dict("table1", [one], [reproduce.Finding("it works", True, "1 of 1")], ["quick"])
+    assert made["lines"][0]["paper"] == [60.0, 2.0]
+    assert made["lines"][0]["ours"] == [58.0, 1.414]
+    assert made["lines"][0]["difference"] == -2.0
+    assert made["findings"] == [{"claim": "it works", "holds": True, "numbers": "1 of 1"}]
+    assert str(reproduce.Finding("it works", False, "0 of 1")) == "does not hold: it works (0 of 1)"
+
+
+@lru_cache
+def studied():
+    """The ids of all runs of the further tables and figures."""
+    items = ("many-epochs", "fpf-all", "freeze", "parameters", "k-tau", "buffer-epochs", "dynamics")
+    lines = [line for item in items for line in ITEMS[item].lines(Options(device="cuda"))]
+    return {one.settings.id for one in reproduce.runs(lines)}
+
+
+RESULTS = record.files(Path(__file__).parents[2] / "results")
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.parent.name)
+def test_a_record_of_the_results_is_what_reproduce_runs(file):
+    """The ids are hashes of all settings, so the command of a row runs what its record says."""
+    made = record.read(file)
+    if made.settings["method"] == "masked":  # which the paper does not have: `forgetless run STREAM masked --k-fpf`
+        given = {name: made.settings[name] for name in ("buffer", "seed", "repair", "device")}
+        assert made.id == resolve(made.settings["stream"], "masked", given)[0].id
+        return
+    if file.parent.parent.name == "studies":
+        assert made.id in studied()
+        return
+    if made.settings["network"] == "vgg11":
+        lines = ITEMS["mlp-vgg"].lines(Options("seq-cifar10", 500, (made.label,), device="cuda"))
+        assert made.id in {one.settings.id for line in lines for one in line.runs}
+        return
+    chosen = file.parent.parent / f"chosen-{made.settings['stream']}-{made.settings['buffer']}.json"
+    denser = json.loads(chosen.read_text())["rows"].get("k-fpf-dense", {}).get("chosen")
+    if denser and denser.items() <= made.settings.items():
+        return  # nor k-FPF with more finetuning
+    device = made.settings["device"]
+    options = Options(made.settings["stream"], made.settings["buffer"], (made.label,), device=device)
+    item = "many-epochs" if options.stream == "rot-mnist" else "table1"
+    lines = ITEMS["anytime" if made.settings.get("anytime") else item].lines(options)
+    assert made.id in {one.settings.id for line in lines for one in line.runs}
+
+
+@pytest.mark.parametrize(
+    ("stream", "found"),
+    [
+        ("seq-cifar10", "class"), ("forgetless.data.benchmarks:large_digits", "class"), ("seq-pacs", "domain"),
+        ("rot-mnist", "domain"), ("forgetless.data.benchmarks:rot_mnist", "domain"), ("mine:seq_pacs", None),
+    ],
+)  # fmt: skip
+def test_the_scenario_of_a_stream_is_known_without_loading_it(stream, found):
+    assert reproduce.scenario(stream) == found
