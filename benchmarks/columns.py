@@ -365,13 +365,8 @@ def run(runs: list[Settings], arguments: argparse.Namespace) -> None:
         shown = (
             f"{made.accuracy:.2f}" if isinstance(made, record.Record) else f"{type(made.error).__name__}: {made.error}"
         )
-        given = {"buffer": one.buffer, "lr": one.lr, "ft_lr": one.ft_lr, "every": one.every, "kd": one.kd}
-        given |= {
-            "ft_pad": one.ft_pad,
-            "policy": one.to_dict().get("policy"),
-            "threshold": one.threshold,
-            **one.options,
-        }
+        shown_settings = ("buffer", "lr", "ft_lr", "every", "kd", "ft_pad", "policy", "threshold")
+        given = {name: one.to_dict().get(name) for name in shown_settings} | dict(one.options)
         point = " ".join(f"{name} {value}" for name, value in given.items() if value)
         print(
             f"{time.perf_counter() - began:6.1f} s  {done}/{len(runs)}  {one.label} seed {one.seed} {point}: {shown}",

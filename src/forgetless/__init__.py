@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from forgetless.fpf import FPF
     from forgetless.methods import Method
     from forgetless.repair.buffer import Buffer
-    from forgetless.repair.finetune import Finetune, Finetuned, NonFiniteError, finetune, only
+    from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune, only
     from forgetless.repair.groups import groups
     from forgetless.repair.profile import Profile
     from forgetless.repair.sensitivity import select, sensitivity
+    from forgetless.repair.settings import Finetune
     from forgetless.training.contract import check
     from forgetless.training.evaluation import evaluate
     from forgetless.training.loop import train
@@ -30,7 +31,7 @@ _HOMES = {
     "NETWORKS": "forgetless.config.catalogue",
     "STREAMS": "forgetless.config.catalogue",
     "Buffer": "forgetless.repair.buffer",
-    "Finetune": "forgetless.repair.finetune",
+    "Finetune": "forgetless.repair.settings",
     "Finetuned": "forgetless.repair.finetune",
     "Method": "forgetless.methods",
     "NonFiniteError": "forgetless.repair.finetune",

@@ -29,6 +29,7 @@ from forgetless.repair.buffer import Buffer, restore_generator
 from forgetless.repair.finetune import Augment, Finetuned, Forward, Loss
 from forgetless.repair.profile import Profile
 from forgetless.repair.selection import STILL, Selection
+from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Detector, Row, Tracker
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class FPF:
         capacity: int = 500,
         every: int | None = None,
         steps: int | None = None,
-        lr: float = 0.05,
+        lr: float | None = None,
         distill: float = 0.0,
         *,
         policy: str = "reservoir",
@@ -111,19 +112,23 @@ class FPF:
         check_seed(seed)
         self.model = model
         self.augment, self.loss, self.forward = augment, loss, forward
-        steps = steps if steps is not None else (300 if every is None else 100)
-        finetuning.check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
+        finetuning.check_autocast(autocast)
+        defaults = Finetune() if every is None else Finetune.k_fpf()
+        settings = Finetune(
+            every=every,
+            steps=defaults.steps if steps is None else steps,
+            lr=defaults.lr if lr is None else lr,
+            distill=distill,
+            threshold=defaults.threshold if threshold is None else threshold,
+            batch=batch,
+        )
         check_whole("capacity", capacity)
         check_whole("window", window)
-        if every is not None:
-            check_whole("every", every)
-        self.every = None if every is None else int(every)
-        self.steps, self.batch, self.window = int(steps), int(batch), int(window)  # numpy's numbers too: the state
-        self.lr, self.distill, self.autocast = float(lr), float(distill), autocast  # holds plain ones
+        self.every, self.steps, self.batch, self.window = settings.every, settings.steps, settings.batch, int(window)
+        self.lr, self.distill, self.autocast = settings.lr, settings.distill, autocast
 
         network = unwrap(model)
-        threshold = threshold if threshold is not None else (1.0 if every is None else 0.3)
-        self._selection = Selection(network, groups, threshold, grouping, head)
+        self._selection = Selection(network, groups, settings.threshold, grouping, head)
         self._where = None if device is None else find_device(device)
         self._capacity, self._policy, self._seed, self._group = int(capacity), policy, int(seed), process_group
         self._join()

@@ -439,7 +439,7 @@ def test_repair_is_no_option(tmp_path):
 def test_a_setting_of_ones_own_that_is_a_word_may_look_like_a_number(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
-        "from forgetless.methods.method import Method, setting\n"
+        "from forgetless.methods import Method, setting\n"
         "from forgetless.methods.sgd import SGD\n"
         "@dataclass\n"
         "class Mine(Method):\n"

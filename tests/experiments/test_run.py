@@ -12,7 +12,7 @@ from forgetless.experiments import run as build
 from forgetless.experiments.checkpoint import Stop
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.experiments.storage import Schedule
-from forgetless.methods.method import setting
+from forgetless.methods import setting
 from forgetless.methods.sgd import SGD
 from forgetless.methods.si import SI
 from forgetless.training import loop as training

@@ -13,6 +13,7 @@ from forgetless import networks
 from forgetless.compute import flops
 from forgetless.config import catalogue
 from forgetless.data.stream import Split, Task
+from forgetless.methods import setting
 from forgetless.methods.agem import AGEM, project
 from forgetless.methods.der import DER
 from forgetless.methods.derpp import DERpp
@@ -23,11 +24,10 @@ from forgetless.methods.icarl import ICaRL
 from forgetless.methods.joint import Joint
 from forgetless.methods.learner import Batch
 from forgetless.methods.masked import Masked
-from forgetless.methods.method import setting
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
-from forgetless.repair.finetune import Finetune
+from forgetless.repair.settings import Finetune
 from forgetless.training.loop import Ended, Trained, train, with_seed
 from helpers import learner, small_stream
 

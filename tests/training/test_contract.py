@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import forgetless
 from forgetless import METHODS, Method
 from forgetless.config import catalogue
-from forgetless.methods.method import setting
+from forgetless.methods import setting
 from forgetless.training.contract import ContractError
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -19,10 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import forgetless
+from forgetless.cli.options import parse_settings, with_settings
 from forgetless.config import catalogue
 from forgetless.config.checks import blamed_frames, check_one_of, own_frames
 from forgetless.experiments import record
-from forgetless.experiments.settings import Settings, resolve
+from forgetless.experiments.settings import Settings, method_settings, resolve, run_settings
 from forgetless.experiments.storage import USUAL, Schedule, write_whole
 from forgetless.reports import page
 from forgetless.reports import rows as report
@@ -85,57 +86,24 @@ def list_() -> None:
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@with_settings
 def run(
     context: typer.Context,
-    stream: Annotated[str, typer.Argument(help="A name of `forgetless list`, or package.module:object.")],
-    method: Annotated[str, typer.Argument(help="Likewise.")],
-    network: Annotated[str | None, typer.Option(help="Likewise; default: the stream's.")] = None,
-    buffer: Annotated[int | None, typer.Option(help="Examples the buffer holds.")] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="Which: reservoir, of all seen alike, or balanced, equal shares of the classes.")
-    ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs for each task.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples in a batch.")] = None,
-    replay: Annotated[int | None, typer.Option(help="Examples drawn from the buffer at a time.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay.")] = None,
+    stream: Annotated[str, typer.Argument(help=run_settings()["stream"].help)],
+    method: Annotated[str, typer.Argument(help=run_settings()["method"].help)],
     fpf: Annotated[bool, typer.Option("--fpf", help="Finetune the sensitive groups once, at the end.")] = False,
     k_fpf: Annotated[bool, typer.Option("--k-fpf", help="Also finetune them every so many steps.")] = False,
-    every: Annotated[int | None, typer.Option(help="τ: steps between two finetunings of k-FPF.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps of one finetuning.")] = None,
-    ft_lr: Annotated[float | None, typer.Option(help="Learning rate of the finetuning.")] = None,
-    ft_pad: Annotated[
-        int | None, typer.Option(help="Finetune on crops by up to so many pixels; 0: on images as in training.")
-    ] = None,
-    kd: Annotated[float | None, typer.Option(help="λ: weight of the distance to the stored logits.")] = None,
-    groups: Annotated[str | None, typer.Option(help="What is finetuned: auto, all, or group,group,…")] = None,
-    threshold: Annotated[float | None, typer.Option(help="With --groups auto: S_g above this.")] = None,
-    freeze: Annotated[str | None, typer.Option(help="Groups that stay as they are after the first task.")] = None,
-    order: Annotated[str | None, typer.Option(help="Order of the classes: a seed, or class,class,…")] = None,
-    validation: Annotated[bool, typer.Option("--validation", help="Hold out 10 % and test on it.")] = False,
-    anytime: Annotated[
-        bool, typer.Option("--anytime", help="After each task, test what an end of the stream there would give.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Of weights, order, augmentation, buffer.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …")] = "cpu",
-    precision: Annotated[str | None, typer.Option(help="fp32, tf32, bf16; default: bf16 on a GPU, else fp32.")] = None,
     eager: Annotated[bool, typer.Option("--eager", help="On a GPU, call every step rather than replay it.")] = False,
     checkpoint_seconds: CheckpointSeconds = 60.0,
     checkpoint_steps: CheckpointSteps = 0,
     out: Out = Path("runs"),
     log: Log = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
     """Train a METHOD on a STREAM. A method's own settings are options too: --alpha 0.2."""
     repair = _repair(fpf, k_fpf)
-    given: dict[str, Any] = {
-        "network": network, "buffer": buffer, "policy": policy, "epochs": epochs, "batch": batch, "replay": replay,
-        "lr": lr, "weight_decay": weight_decay, "every": every, "steps": steps, "ft_lr": ft_lr, "ft_pad": ft_pad,
-        "kd": kd, "groups": _groups(groups), "threshold": threshold, "freeze": _freeze(freeze), "order": _order(order),
-        "validation": validation or None, "anytime": anytime or None, "seed": seed, "device": device,
-        "precision": precision, "repair": None if repair == "none" else repair,
-    }  # fmt: skip
-    chosen = {name: value for name, value in given.items() if value is not None} | _own(context.args, method)
+    chosen = parse_settings(given) | _own(context.args, method) | ({"repair": repair} if repair != "none" else {})
     settings, sources = resolve(stream, method, chosen)
     _check_log(log)
     file = record.path(out, settings)
@@ -829,10 +797,9 @@ def _say_settings(settings: Settings, sources: dict[str, str]) -> None:
 
 
 def _own(arguments: list[str], method: str) -> dict[str, Any]:
-    """Settings, a method's own among them, from what is left of the command line: --name value or --name=value."""
-    found: dict[str, Any] = {}
+    """Return the settings, a method's own among them, in the rest of a command line: --name value or --name=value."""
+    texts: dict[str, str] = {}
     rest = list(arguments)
-    words = _words(method) if rest else ()
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
@@ -842,42 +809,13 @@ def _own(arguments: list[str], method: str) -> dict[str, Any]:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"--{name} is no option of this command, and as a setting it needs a value")
             value = rest.pop(0)
-        name = name.replace("-", "_")
-        known = {"groups": _groups, "freeze": _freeze, "order": _order}
-        found[name] = value if name in words else known.get(name, _value)(value)
-    if "repair" in found:
-        raise ValueError(f"repair is {found['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
-    return found
-
-
-def _words(method: str) -> list[str]:
-    """The settings of a user's method that are text, also where it looks like a number; the methods here have none."""
-    if method in catalogue.METHODS:
-        return []
-    try:
-        hints = get_type_hints(catalogue.load("method", method))
-    except (TypeError, NameError):  # no class, or annotations that name what is not there
-        return []
-    return [name for name, hint in hints.items() if hint is str]
-
-
-def _value(text: str) -> Any:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
-
-
-def _groups(text: str | None) -> str | tuple[str, ...] | None:
-    return text if text in ("auto", "all") else _names("groups", "auto, all, or names", text)
-
-
-def _freeze(text: str | None) -> tuple[str, ...] | None:
-    return _names("freeze", "names of groups", text)
+        texts[name.replace("-", "_")] = value
+    if "repair" in texts:
+        raise ValueError(f"repair is {texts['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
+    known = run_settings()
+    if any(name not in known for name in texts):
+        known = {**method_settings(method), **known}
+    return {name: known[name].parse(text) if name in known else text for name, text in texts.items()}
 
 
 def _names(setting: str, wanted: str, text: str | None) -> tuple[str, ...] | None:
@@ -887,16 +825,6 @@ def _names(setting: str, wanted: str, text: str | None) -> tuple[str, ...] | Non
     if not found:
         raise ValueError(f"{setting} is {text!r}; it must be {wanted} with commas between them")
     return found
-
-
-def _order(text: str | None) -> int | tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(f"order is {text!r}; it must be a seed, or whole numbers with commas between them") from None
-    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _check_data(name: str, known: Any) -> None:

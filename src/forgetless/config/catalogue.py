@@ -58,20 +58,6 @@ METHODS = _table({
     "masked": ("forgetless.methods.masked:Masked", "plain training among the classes of the task (Zeno et al. 2018)"),
 })  # fmt: skip
 
-# Settings of their own, by which a plan can be checked without importing them.
-METHOD_SETTINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(dict.fromkeys(METHODS, ()) | {
-    "oewc": ("penalty", "gamma", "fisher_examples"),
-    "gdumb": ("memory_epochs", "lr_high", "lr_low", "cutmix"),
-    "fdr": ("alpha",),
-    "der": ("alpha",),
-    "derpp": ("alpha", "beta"),
-    "mir": ("candidates",),
-    "si": ("c", "xi"),
-    "mas": ("penalty", "examples"),
-    "packnet": ("keep", "retrain_epochs"),
-    "hat": ("s_max", "c"),
-})  # fmt: skip
-
 NETWORKS = _table({
     "mlp": ("forgetless.networks:mlp", "100-100 hidden units"),
     "resnet18": ("forgetless.networks:resnet18", "for small images"),
@@ -102,15 +88,6 @@ def check_name(kind: str, name: str) -> None:
     table = TABLES[kind]
     if name not in table and not {".", ":"} & set(name):
         raise ValueError(f"{unknown(kind, name, table)}; or module:object")
-
-
-def check_settings(method: str, names: Iterable[str], known: Iterable[str], others: Iterable[str]) -> None:
-    """An error if one of ``names`` is not among a method's own settings; ``others``: those that every run has."""
-    own = tuple(known)
-    for name in names:
-        if name not in own:
-            said = f"its own settings: {', '.join(own)}" if own else "it has no settings of its own"
-            raise ValueError(f"{method} has no setting {name!r}{nearest(name, [*own, *others])} ({said})")
 
 
 def module_of(path: str) -> tuple[str, str]:

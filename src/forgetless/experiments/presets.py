@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forgetless.repair.settings import Finetune
+
 Values = Mapping[str, Any]
 
 STREAM_DEFAULTS: Mapping[str, Values] = {
@@ -85,8 +87,13 @@ CANDIDATES: Mapping[str, int] = {"rot-mnist": 640}
 
 # FPF and k-FPF: the paper's steps and thresholds; learning rates and τ from the middle of its grids.
 REPAIR: Mapping[str, Values] = {
-    "fpf": {"steps": 300, "threshold": 1.0, "ft_lr": 0.1},
-    "k-fpf": {"steps": 100, "threshold": 0.3, "ft_lr": 0.05, "every": 500},
+    "fpf": {"steps": Finetune().steps, "threshold": Finetune().threshold, "ft_lr": Finetune().lr},
+    "k-fpf": {
+        "steps": Finetune.k_fpf().steps,
+        "threshold": Finetune.k_fpf().threshold,
+        "ft_lr": Finetune.k_fpf().lr,
+        "every": Finetune.k_fpf().every,
+    },
 }
 # What did best on Seq-CIFAR-10 (docs/findings.md): often, of nearly all groups, with distillation. Elsewhere a start.
 REPAIR_BY_METHOD: Mapping[str, Mapping[str, Values]] = {

@@ -12,10 +12,10 @@ import warnings
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 from weakref import WeakSet
 
 import numpy
@@ -25,17 +25,15 @@ from torch import nn
 import forgetless
 from forgetless.compute.engine import find_device
 from forgetless.config import catalogue
-from forgetless.config.checks import check_number
 from forgetless.data.readers.files import DataError
 from forgetless.data.stream import Stream
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments.checkpoint import Stop, Stopped
 from forgetless.experiments.lanes import Failed, Postponed, interleave
 from forgetless.experiments.record import Record
-from forgetless.experiments.settings import NUMBER, SWITCH, WHOLE, Settings
+from forgetless.experiments.settings import Settings, check_options
 from forgetless.experiments.storage import Schedule, check_folder, check_path
 from forgetless.methods import Method
-from forgetless.repair.finetune import Finetune
 from forgetless.training import metrics as scores
 from forgetless.training.contract import check
 from forgetless.training.loop import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
@@ -64,31 +62,12 @@ def build_method(settings: Settings) -> Method:
     kind = catalogue.load("method", settings.method)
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ValueError(f"method {settings.method!r} is not a subclass of forgetless.methods.Method")
-    known: list[str] = [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
-    for name in known:
-        if name in {f.name for f in fields(Settings)}:
-            raise ValueError(f"{settings.method} has a setting {name!r}, as every run has: give it another name")
-    catalogue.check_settings(settings.method, settings.options, known, (f.name for f in fields(Settings)))
-    _check_options(kind, settings.options)
+    check_options(settings.method, settings.options)
     try:
         method: Method = kind(**settings.options)
     except TypeError as error:  # a setting without a value, or a part of the contract that is not written
         raise ValueError(f"{settings.method} cannot be made: {error}") from error
     return method
-
-
-def _check_options(kind: type, options: Mapping[str, Any]) -> None:
-    """An error if a value is not of the type that the method's own settings say, as far as it is a plain one."""
-    try:
-        hints = get_type_hints(kind)
-    except Exception:  # a user's own annotations may name anything
-        return
-    kinds = {bool: SWITCH, int: WHOLE, float: NUMBER, str: (lambda value: isinstance(value, str), str, "a word")}
-    for name, value in options.items():
-        if hints.get(name) in kinds:
-            fit, _, wanted = kinds[hints[name]]
-            if not fit(value) or (isinstance(value, float) and not math.isfinite(value)):
-                raise ValueError(f"{name} is {value!r}; it must be {wanted}")
 
 
 _MADE: WeakSet[nn.Module] = WeakSet()  # one that is given twice would go on from another run's weights
@@ -106,25 +85,6 @@ def build_network(settings: Settings, stream: Stream) -> nn.Module:
     return network
 
 
-def build_finetune(settings: Settings) -> Finetune | None:
-    if settings.repair == "none":
-        return None
-    if settings.steps is None or settings.ft_lr is None or settings.threshold is None:
-        said = "has no value for each of steps, ft_lr and threshold; config.resolve gives those that are not given"
-        raise ValueError(f"repair is {settings.repair!r}, but the run {said}")
-    check_number("ft_lr", settings.ft_lr, above=0)
-    check_number("kd", settings.kd, least=0)
-    return Finetune(
-        every=settings.every if settings.repair == "k-fpf" else None,
-        steps=settings.steps,
-        lr=settings.ft_lr,
-        distill=settings.kd,
-        groups=settings.groups or "auto",
-        threshold=settings.threshold,
-        pad=settings.ft_pad,
-    )
-
-
 def start(
     settings: Settings, stream: Stream | None = None, *, eager: bool = False, state: Mapping[str, Any] | None = None
 ) -> Run:
@@ -132,17 +92,12 @@ def start(
 
     On a GPU its steps are replayed, unless ``eager`` or a user's method breaks the contract.
     """
-    method, finetune = build_method(settings), build_finetune(settings)
+    method = build_method(settings)
     stream = build_stream(settings) if stream is None else stream
     on_gpu = settings.device.startswith("cuda")
     network = build_network(settings, stream)
     capture = on_gpu and not eager and is_own(network) and (is_own(method) or _keeps_contract(settings))
-    return train(
-        stream, method, network, epochs=settings.epochs, batch=settings.batch, lr=settings.lr,
-        replay=settings.replay, buffer=settings.buffer, policy=settings.policy, finetune=finetune,
-        weight_decay=settings.weight_decay, freeze=settings.freeze, anytime=settings.anytime, seed=settings.seed,
-        device=settings.device, precision=settings.precision, capture=capture, state=state,
-    )  # fmt: skip
+    return train(stream, method, network, settings, capture=capture, state=state)
 
 
 class Kept:

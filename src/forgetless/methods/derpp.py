@@ -11,8 +11,9 @@ from typing import ClassVar, final
 import torch.nn.functional as F
 from torch import Tensor
 
+from forgetless.config.fields import setting
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import Method, setting
+from forgetless.methods.method import Method
 
 
 @final

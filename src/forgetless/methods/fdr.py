@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.learner import Batch, Learner, evaluating, statistics_kept
-from forgetless.methods.method import Method, sample, setting
+from forgetless.methods.method import Method, sample
 
 
 @final

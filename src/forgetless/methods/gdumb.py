@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forgetless.config.fields import setting
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import Method, setting
+from forgetless.methods.method import Method
 
 
 @final

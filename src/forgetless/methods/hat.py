@@ -34,10 +34,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.compute.modules import joined, unwrap
+from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.layers import call, layers, units
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import Method, setting
+from forgetless.methods.method import Method
 from forgetless.repair.groups import is_norm
 
 STEEPEST = 50.0  # of |s e| in the compensation: cosh of more is not finite

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, field, fields, is_dataclass
-from numbers import Integral
+from dataclasses import Field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.config.checks import check_number
+from forgetless.config.fields import settings_of
 from forgetless.data.stream import Split, Task
 from forgetless.methods.learner import Batch, Learner
 
@@ -36,13 +35,9 @@ class Method(ABC):
     tells_sensitivity: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """An error for a setting out of its range."""
-        own: Any = self  # a dataclass, as the class itself is not
-        for one in fields(own) if is_dataclass(own) else ():
-            if bounds := one.metadata.get("bounds"):
-                check_number(one.name, getattr(self, one.name), **bounds)
-            if one.type in ("int", int) and not isinstance(getattr(self, one.name), Integral):
-                raise ValueError(f"{one.name} is {getattr(self, one.name)!r}; it must be a whole number")
+        """Raise ``ValueError`` for a setting out of its range."""
+        for name, declared in settings_of(type(self)).items():
+            object.__setattr__(self, name, declared.check(getattr(self, name)))
 
     def begin(self, learner: Learner) -> None:  # noqa: B027
         """Before anything else in a run: take what is needed of the learner, refuse a network it cannot train.
@@ -158,10 +153,3 @@ def sample(split: Split, size: int, learner: Learner) -> Split:
     """``size`` examples of a split without replacement, or all if there are fewer."""
     rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
     return split.of(rows)
-
-
-def setting(default: Any, help: str, **bounds: float) -> Any:
-    """A field of a method that is one of its settings: a line of help, and its range (above, least, most)."""
-    if unknown := set(bounds) - {"above", "least", "most"}:
-        raise TypeError(f"a setting has the bounds above, least and most, not {', '.join(sorted(unknown))}")
-    return field(default=default, metadata={"help": help, "bounds": bounds})

@@ -19,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forgetless.config.fields import setting
 from forgetless.methods.layers import Replaced
 from forgetless.methods.learner import Batch, Learner, evaluating
-from forgetless.methods.method import Method, setting
+from forgetless.methods.method import Method
 
 
 @final

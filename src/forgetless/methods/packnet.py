@@ -30,10 +30,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forgetless.compute.modules import joined, unwrap
+from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.layers import Replaced, layers
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import Method, setting
+from forgetless.methods.method import Method
 from forgetless.repair.groups import is_norm
 
 FREE = 32767  # owner of what no task owns: later than all tasks

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.importance import laid_out, penalised
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import Method, setting
+from forgetless.methods.method import Method
 
 
 @final

@@ -211,8 +211,10 @@ def _batches(stream: str, batch: int) -> int:
 def training_steps(settings: Settings) -> int:
     """Of a run, finetuning included; FPF's last one too."""
     trained = settings.epochs * _batches(settings.stream, settings.batch)
-    finetunings = 0 if settings.repair == "none" else 1 + (trained // settings.every if settings.every else 0)
-    return trained + finetunings * (settings.steps or 0)
+    if settings.finetune is None:
+        return trained
+    every, steps = settings.finetune.every, settings.finetune.steps
+    return trained + steps * (1 + (trained // every if every else 0))
 
 
 def measure(lines: Sequence[Line], out: Path) -> list[Measured]:

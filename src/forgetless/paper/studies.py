@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from forgetless.paper import choices, movement, tables
 from forgetless.paper.reproduce import Item, Line, Options
+from forgetless.repair.settings import Finetune
 
 ITEMS: Mapping[str, Item] = {
     **tables.ITEMS,
@@ -30,13 +31,14 @@ def notes(options: Options, lines: Sequence[Line]) -> list[str]:
     if options.quick:
         said.append(f"quick: {streams}, {seeds} seed{'s' if seeds > 1 else ''}, fewer points; no more than a hint")
     settings = [one.settings for line in lines for one in line.runs]
-    choosing = [one.threshold for one in settings if one.repair == "k-fpf" and one.groups == "auto"]
-    lower = sorted({threshold for threshold in choosing if threshold not in (None, 0.3)}, key=str)
+    repairs = [(one.stream, one.finetune) for one in settings if one.finetune is not None]
+    choosing = [repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"]
+    lower = sorted({threshold for threshold in choosing if threshold != Finetune.k_fpf().threshold})
     if lower:
         said.append(f"k-FPF chooses groups above {', '.join(map(str, lower))}, found on validation; the paper says 0.3")
     if not any(line.target for line in lines):
         said.append("the paper gives no numbers for this: what it says is checked instead")
     if any("kd" in line.name for line in lines):
-        weights = ", ".join(dict.fromkeys(f"{one.stream} {one.kd}" for one in settings if one.kd))
+        weights = ", ".join(dict.fromkeys(f"{stream} {repair.distill}" for stream, repair in repairs if repair.distill))
         said.append(f"λ of KD: {weights} (searched for, or the middle of the paper's grid)")
     return said

@@ -30,9 +30,9 @@ from forgetless.compute.descent import descend
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import joined, unwrap, without_reducer
-from forgetless.config.checks import check_number, check_whole
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.groups import float_tensors, groups, statistics
+from forgetless.repair.settings import Finetune
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Forward = Callable[[nn.Module, Any], Tensor]
@@ -44,35 +44,6 @@ OTHER = ". If you train with another loss than cross-entropy, give it: loss=…"
 
 class NonFiniteError(FloatingPointError, RuntimeError):
     """The loss or the weights became infinite or NaN; after a finetuning the network was put back as it was before."""
-
-
-@dataclass(frozen=True)
-class Finetune:
-    """FPF or k-FPF beside a method, as settings. The defaults are the paper's for FPF; for k-FPF see ``k_fpf``."""
-
-    every: int | None = None  # τ: also finetune after every so many steps; None: only at the end
-    steps: int = 300
-    lr: float = 0.05
-    distill: float = 0.0  # λ
-    groups: str | tuple[str, ...] = "auto"
-    threshold: float = 1.0  # with groups "auto": S_g above it
-    batch: int = 32
-    pad: int = 0  # crops of images by up to so many pixels, mirrored at the edge; 0: prepared as in training
-
-    @staticmethod
-    def k_fpf(every: int, steps: int = 100, threshold: float = 0.3, **settings: Any) -> Finetune:
-        """The paper's defaults for k-FPF."""
-        return Finetune(every=every, steps=steps, threshold=threshold, **settings)
-
-    def due(self, step: int) -> bool:
-        """Whether to finetune after this step (from 1)."""
-        return self.every is not None and step % self.every == 0
-
-    def check(self) -> None:
-        check_settings(steps=self.steps, lr=self.lr, distill=self.distill, batch=self.batch, autocast=None)
-        if self.every is not None:
-            check_whole("every", self.every)
-        check_whole("pad", self.pad, least=0)
 
 
 @dataclass(frozen=True)
@@ -158,8 +129,8 @@ def finetune(
     model: nn.Module,
     buffer: Buffer,
     names: Collection[str],
-    steps: int = 300,
-    lr: float = 0.05,
+    steps: int = Finetune.steps,
+    lr: float = Finetune.lr,
     distill: float = 0.0,
     *,
     batch: int = 32,
@@ -221,7 +192,8 @@ class Finetuning:
         engine: Engine | None = None,
         processes: Processes | None = None,
     ) -> None:
-        check_settings(steps=steps, lr=lr, distill=distill, batch=batch, autocast=autocast)
+        Finetune(steps=steps, lr=lr, distill=distill, batch=batch)  # raises an error for one out of its range
+        check_autocast(autocast)
         check_functions(augment=augment, loss=loss, forward=forward)
         check_buffer(buffer, distill)
         self._model, self._buffer, self._lr, self._distill = without_reducer(model), buffer, lr, distill
@@ -458,11 +430,8 @@ def unpack(rows: Mapping[str, Tensor]) -> Any:
     return {name.removeprefix("x."): column for name, column in rows.items() if name.startswith("x.")}
 
 
-def check_settings(*, steps: int, lr: float, distill: float, batch: int, autocast: torch.dtype | None) -> None:
-    check_whole("steps", steps)
-    check_whole("batch", batch)
-    check_number("lr", lr, above=0)
-    check_number("distill", distill, least=0)
+def check_autocast(autocast: torch.dtype | None) -> None:
+    """Raise ``ValueError`` unless ``autocast`` is a dtype that a repair can compute in."""
     if not isinstance(autocast, torch.dtype | None) or (autocast is not None and not autocast.is_floating_point):
         raise ValueError(f"autocast is {autocast!r}; it must be a dtype, say torch.bfloat16, or None")
     if autocast == torch.float16:

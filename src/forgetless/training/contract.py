@@ -30,7 +30,7 @@ from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import check_declared, stepped
 from forgetless.networks import mlp
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.finetune import Finetune
+from forgetless.repair.settings import Finetune
 from forgetless.training.evaluation import evaluate
 from forgetless.training.loop import Ended, train, with_seed
 from forgetless.training.state import check_plain

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from forgetless.compute.engine import Engine
 from forgetless.compute.flops import known, training_flops
 from forgetless.compute.modules import compiled, joined, unwrap
-from forgetless.config.catalogue import POLICIES
-from forgetless.config.checks import check_number, check_one_of, check_seed, check_whole
+from forgetless.config.catalogue import nearest
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch, Learner
@@ -33,11 +32,12 @@ from forgetless.methods.method import check_declared, stepped
 from forgetless.repair import finetune as finetuning
 from forgetless.repair import sensitivity as dynamics
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.finetune import Finetune
 from forgetless.repair.profile import Profile
 from forgetless.repair.selection import STILL, Selection
+from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Row, Tracker
 from forgetless.training.evaluation import Accuracies, evaluate
+from forgetless.training.settings import TrainSettings
 
 PROGRESS = 10  # steps between two events of progress; runs in turns on one GPU change at them
 EARLY = 10  # epochs of a task that are compared with those of the task before, each from a copy of the weights
@@ -173,60 +173,43 @@ def train(
     stream: Stream,
     method: Method,
     network: nn.Module,
+    settings: TrainSettings | None = None,
     *,
-    epochs: int = 1,
-    batch: int = 32,
-    lr: float = 0.1,
-    replay: int | None = None,
-    buffer: int = 0,
-    policy: str = "reservoir",
-    weight_decay: float = 0.0,
-    finetune: Finetune | None = None,
-    freeze: str | Collection[str] = (),
-    anytime: bool = False,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    precision: str = "fp32",
-    capture: bool | None = None,
-    deterministic: bool = False,
-    resident: bool | None = None,
     state: Mapping[str, Any] | None = None,
+    **changes: Any,
 ) -> Run:
-    """Train ``network`` in place on ``stream``; the settings are checked before the first event.
+    """Train ``network`` in place on ``stream``, and return an iterator of events.
 
-    replay     examples drawn from the buffer at a time (default: ``batch``)
-    buffer     examples the buffer holds; 0 where neither the method nor ``finetune`` needs one
-    policy     what the buffer keeps of the batches: ``reservoir``, a uniform sample of all seen, or ``balanced``, equal
-               shares of the classes; not for methods that fill it in a way of their own
-    finetune   FPF or k-FPF beside the method: see ``Finetune``
-    freeze     groups of parameters that no longer move after the first task (the paper's freeze study)
-    anytime    after each task evaluate what an end of the stream there would have given: the finetuning at the end, or
-               GDumb's training, is made, evaluated and undone, and not counted among the FLOPs; nothing else changes
-    precision  fp32; on a GPU also tf32 and bf16; bf16 on a CPU that has instructions for it
-    capture    on a GPU, replay steps as CUDA graphs (default: for the methods and networks of forgetless; a method of
-               your own must pass ``forgetless.check`` for it, a network must not branch or count on the host)
-    deterministic  on a GPU, only kernels of cuDNN that give the same bits each time
-    resident   keep all images on the device (default: if they take less than half of its free memory)
-    state      of ``Run.state_dict``: go on from there, with the settings of that run; device, precision and how it is
-               computed may be others
+        for event in train(stream, ER(), network, epochs=5, lr=0.03, buffer=200):
+            ...
+        print(event.result.accuracy_matrix)
+
+    Args:
+        stream: The tasks, in order.
+        method: How to train on them.
+        network: Any module that returns logits.
+        settings: The settings; default: ``TrainSettings()``.
+        state: What ``Run.state_dict`` returned: resume from there, with the settings of that run. The device, the
+            precision and the way to compute may differ.
+        **changes: Settings by name, which replace those of ``settings``: see ``TrainSettings``.
+
+    Returns:
+        The run. All settings are checked before its first event; the last event is ``Ended(result)``.
     """
-    check_run(
-        stream, method, network, epochs=epochs, batch=batch, lr=lr, replay=replay, buffer=buffer,
-        policy=policy, weight_decay=weight_decay, seed=seed, finetune=finetune,
-    )  # fmt: skip
+    unknown_names = changes.keys() - {field.name for field in fields(TrainSettings)}
+    if unknown_names:
+        known = [field.name for field in fields(TrainSettings)]
+        raise TypeError(f"train has no setting {min(unknown_names)!r}{nearest(min(unknown_names), known)}")
+    settings = replace(settings, **changes) if settings is not None else TrainSettings(**changes)
+    check_run(stream, method, network, settings)
     engine = Engine(
-        device,
-        precision=precision,
-        capture=(is_own(method) and is_own(unwrap(network))) if capture is None else capture,
-        deterministic=deterministic,
-        seed=int(seed),
+        settings.device,
+        precision=settings.precision,
+        capture=(is_own(method) and is_own(unwrap(network))) if settings.capture is None else settings.capture,
+        deterministic=settings.deterministic,
+        seed=settings.seed,
     )
-    frozen = (freeze,) if isinstance(freeze, str) else tuple(freeze)
-    training = _Training(  # numbers may be numpy's; a state holds plain ones
-        stream, method, network, epochs=int(epochs), batch=int(batch), lr=float(lr), replay=int(replay or batch),
-        capacity=int(buffer), policy=policy, weight_decay=float(weight_decay), settings=finetune, freeze=frozen,
-        anytime=anytime, seed=int(seed), engine=engine, resident=resident,
-    )  # fmt: skip
+    training = _Training(stream, method, network, settings, engine)
     if state is not None:
         training.check(state)
     return Run(training, state)
@@ -237,55 +220,28 @@ def is_own(part: Method | nn.Module) -> bool:
     return type(part).__module__.startswith(("forgetless.methods.", "forgetless.networks."))
 
 
-def check_run(
-    stream: Stream,
-    method: Method,
-    network: nn.Module,
-    *,
-    epochs: int,
-    batch: int,
-    lr: float,
-    replay: int | None,
-    buffer: int,
-    policy: str,
-    weight_decay: float,
-    seed: int,
-    finetune: Finetune | None,
-) -> None:
-    """An error that names the setting, for anything that could not end well."""
+def check_run(stream: Stream, method: Method, network: nn.Module, settings: TrainSettings) -> None:
+    """Raise ``ValueError`` for settings that do not fit the stream, the method or each other."""
     kinds = {"stream": (stream, Stream), "method": (method, Method), "network": (network, nn.Module)}
     for setting, (value, kind) in kinds.items():
         if not isinstance(value, kind):
             given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
             raise ValueError(f"{setting} is {given}; it must be an object of the class {kind.__name__}")
-    if not isinstance(finetune, Finetune | None):
-        raise ValueError(f"finetune is {finetune!r}; it must be Finetune(…), Finetune.k_fpf(…) or None")
-    check_whole("epochs", epochs)
-    check_whole("batch", batch)
-    if replay is not None:
-        check_whole("replay", replay)
-    check_number("lr", lr, above=0)
-    check_number("weight_decay", weight_decay, least=0)
-    if buffer != 0:
-        check_whole("buffer", buffer)
-    check_seed(seed)
     name = type(method).__name__
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
     check_declared(method)
-    drawn, given = replay or batch, "replay" if replay else "batch"
+    buffer, policy, finetune, drawn = settings.buffer, settings.policy, settings.finetune, settings.replay
     if method.memory != "none" and buffer < drawn:
         raise ValueError(
-            f"buffer is {buffer}; {drawn} examples are drawn at a time ({given}), so it must be {drawn} or more"
+            f"buffer is {buffer}; {drawn} examples are drawn at a time (replay), so it must be {drawn} or more"
         )
-    check_one_of("policy", policy, POLICIES)
     if policy != "reservoir" and method.memory in ("balanced", "own"):
         raise ValueError(f"policy is {policy!r}, but {name} fills the buffer in a way of its own: leave it out")
     if policy != "reservoir" and method.memory == "none" and finetune is None:
         raise ValueError(f"policy is {policy!r}, but neither {name} nor a finetuning keeps a buffer: leave it out")
     if finetune is None:
         return
-    finetune.check()
     if buffer < finetune.batch:
         raise ValueError(f"buffer is {buffer}; finetuning draws {finetune.batch} at a time, so it must be that or more")
     pixels = min(stream.shape[-2:]) if len(stream.shape) == 3 else 0
@@ -302,30 +258,13 @@ class _Training:
     """One run: what it is made of, how far it is, and its events."""
 
     def __init__(
-        self,
-        stream: Stream,
-        method: Method,
-        network: nn.Module,
-        *,
-        epochs: int,
-        batch: int,
-        lr: float,
-        replay: int,
-        capacity: int,
-        policy: str,
-        weight_decay: float,
-        settings: Finetune | None,
-        freeze: tuple[str, ...],
-        anytime: bool,
-        seed: int,
-        engine: Engine,
-        resident: bool | None,
+        self, stream: Stream, method: Method, network: nn.Module, settings: TrainSettings, engine: Engine
     ) -> None:
         self.stream, self.method, self.network, self.engine = stream, method, network, engine
-        self.epochs, self.batch, self.lr, self.replay = epochs, batch, lr, replay
-        self.capacity, self.policy, self.weight_decay = capacity, policy, weight_decay
-        self.settings, self.freeze = settings, freeze
-        self.anytime, self.seed, self._resident = anytime, seed, resident
+        self.epochs, self.batch, self.lr, self.replay = settings.epochs, settings.batch, settings.lr, settings.replay
+        self.capacity, self.policy, self.weight_decay = settings.buffer, settings.policy, settings.weight_decay
+        self.settings, self.freeze = settings.finetune, settings.freeze
+        self.anytime, self.seed, self._resident = settings.anytime, settings.seed, settings.resident
         self._given = stream  # as its caller has it, whose checksum is known for all runs that share it
         self.resumable = False
         self.step = self.number = self.epoch = self.index = 0  # steps made; of this task, epoch and batch, from 0

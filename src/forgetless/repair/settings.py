@@ -1,0 +1,55 @@
+"""The settings of a repair: FPF and k-FPF. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from forgetless.config.fields import Checked, setting
+
+
+@dataclass(frozen=True)
+class Finetune(Checked):
+    """How a network is repaired: which groups are finetuned, when, and how long.
+
+    The defaults are those of FPF, which repairs once, at the end of the stream (Zhao et al. 2023, Algorithm 1).
+    ``Finetune.k_fpf`` returns those of k-FPF, which also repairs during training (Algorithm 2). Steps and thresholds
+    are the paper's; the learning rates and the interval are from the middle of its search grids.
+    """
+
+    every: int | None = setting(
+        None, "Training steps between two repairs of k-FPF (τ); none: only at the end.", least=1, recorded="always"
+    )
+    steps: int = setting(300, "Steps per repair.", least=1, recorded="always")
+    lr: float = setting(
+        0.1, "Learning rate of a repair, annealed to 0 by a cosine.", above=0, option="ft_lr", recorded="always"
+    )
+    distill: float = setting(
+        0.0, "Weight of the distance to the stored logits (λ of k-FPF-KD).", least=0, option="kd", recorded="always"
+    )
+    groups: str | tuple[str, ...] = setting(
+        "auto", "Groups to repair: auto (by sensitivity), all, or names.", expects="auto, all, or names of groups",
+        recorded="always",
+    )  # fmt: skip
+    threshold: float = setting(1.0, "With groups auto: repair the groups whose S_g is above this.", recorded="always")
+    batch: int = setting(32, "Examples drawn from the buffer per step of a repair.", least=1, recorded="never")
+    pad: int = setting(
+        0, "Repair on random crops shifted by up to this many pixels; 0: images as in training.", least=0,
+        option="ft_pad",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if isinstance(self.groups, str) and self.groups not in ("auto", "all"):
+            object.__setattr__(self, "groups", (self.groups,))
+        super().__post_init__()
+
+    @staticmethod
+    def k_fpf(
+        every: int = 500, steps: int = 100, threshold: float = 0.3, *, lr: float = 0.05, **settings: Any
+    ) -> Finetune:
+        """Return the settings of k-FPF, with its own defaults."""
+        return Finetune(every=every, steps=steps, threshold=threshold, lr=lr, **settings)
+
+    def due(self, step: int) -> bool:
+        """Return whether a repair follows this training step (counted from 1)."""
+        return self.every is not None and step % self.every == 0
