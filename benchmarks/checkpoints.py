@@ -19,7 +19,7 @@ from forgetless.experiments import run as build
 from forgetless.experiments.checkpoint import NAME
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import Schedule
-from forgetless.training.loop import Event, TaskEnded
+from forgetless.training.events import Event, TaskEnded
 from provenance import provenance
 
 

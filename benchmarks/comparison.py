@@ -25,7 +25,7 @@ from forgetless.data.stream import Stream
 from forgetless.experiments.lanes import interleave
 from forgetless.experiments.run import build_stream, make_record, start
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.training.loop import Ended
+from forgetless.training.events import Ended
 from provenance import provenance
 
 # Given, not from the presets, which are searched for anew: the rates are for these numbers of steps.

@@ -34,7 +34,7 @@ from forgetless.experiments import checkpoint, record
 from forgetless.experiments import run as build
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.sweep import read_plan
-from forgetless.training.loop import Stepped
+from forgetless.training.events import Stepped
 from provenance import provenance
 
 ALLOWED = (checkpoint.CheckpointError, DataError, ValueError)

@@ -37,7 +37,7 @@ def child(name: str, repair: str, seed: int, folder: Path) -> None:
     from forgetless.experiments import run as build
     from forgetless.experiments.settings import resolve
     from forgetless.experiments.storage import Schedule
-    from forgetless.training.loop import Ended, Event
+    from forgetless.training.events import Ended, Event
 
     torch.set_num_threads(1)
     given: dict[str, Any] = {"epochs": 12, "seed": seed}

@@ -25,7 +25,9 @@ from forgetless.compute.engine import Engine
 from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
 from forgetless.experiments.lanes import interleave
-from forgetless.training.loop import PROGRESS, Run, Stepped, with_seed
+from forgetless.training.events import Stepped
+from forgetless.training.loop import Run, with_seed
+from forgetless.training.repair import PROGRESS
 from provenance import provenance
 
 WAYS = ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning")

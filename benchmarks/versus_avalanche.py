@@ -46,7 +46,7 @@ def forgetless_seconds(root: str, batch: int) -> tuple[float, int]:
     from forgetless import networks, train
     from forgetless.data.stream import Split, Stream, Task
     from forgetless.methods.er import ER
-    from forgetless.training.loop import Ended
+    from forgetless.training.events import Ended
 
     torch.set_num_threads(THREADS)
     tasks = tuple(Task(Split(x, y), Split(x[:10], y[:10]), (2 * t, 2 * t + 1)) for t, (x, y) in enumerate(images(root)))

@@ -19,7 +19,8 @@ from forgetless.methods import Method
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.sgd import SGD
 from forgetless.training import loop as training
-from forgetless.training.loop import Ended, Stepped, train, with_seed
+from forgetless.training.events import Ended, Stepped
+from forgetless.training.loop import train, with_seed
 from forgetless.training.state import check_plain
 from helpers import learner, small_stream
 

@@ -9,7 +9,8 @@ from forgetless import Finetune, networks
 from forgetless.experiments.loggers import LOGGERS, mlflow, numbers, tensorboard, wandb
 from forgetless.methods.sgd import SGD
 from forgetless.repair.profile import Group, Profile
-from forgetless.training.loop import Began, Ended, EpochEnded, Repaired, Result, Stepped, TaskEnded, Waiting, train
+from forgetless.training.events import Began, Ended, EpochEnded, Repaired, Result, Stepped, TaskEnded, Waiting
+from forgetless.training.loop import train
 from helpers import small_stream
 
 

@@ -16,7 +16,7 @@ from forgetless.methods import setting
 from forgetless.methods.sgd import SGD
 from forgetless.methods.si import SI
 from forgetless.training import loop as training
-from forgetless.training.loop import Trained
+from forgetless.training.events import Trained
 from helpers import lasting, small_stream
 
 QUICK = {"epochs": 1, "batch": 50, "replay": 50}

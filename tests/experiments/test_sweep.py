@@ -35,7 +35,7 @@ from forgetless.experiments.sweep import (
     sweep,
 )
 from forgetless.methods.er import ER
-from forgetless.training.loop import Stepped
+from forgetless.training.events import Stepped
 from helpers import LIMIT, lasting, wait_until
 
 QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}

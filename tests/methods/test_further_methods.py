@@ -24,7 +24,8 @@ from forgetless.methods.si import SI
 from forgetless.networks import mlp
 from forgetless.training import metrics as scores
 from forgetless.training.evaluation import evaluate
-from forgetless.training.loop import Ended, train, with_seed
+from forgetless.training.events import Ended
+from forgetless.training.loop import train, with_seed
 from helpers import learner, small_stream
 
 STREAM = small_stream()

@@ -28,7 +28,8 @@ from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
 from forgetless.repair.settings import Finetune
-from forgetless.training.loop import Ended, Trained, train, with_seed
+from forgetless.training.events import Ended, Trained
+from forgetless.training.loop import train, with_seed
 from helpers import learner, small_stream
 
 STREAM = small_stream()

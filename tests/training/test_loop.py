@@ -21,7 +21,8 @@ from forgetless.methods.packnet import PackNet
 from forgetless.methods.sgd import SGD
 from forgetless.training import loop as training
 from forgetless.training import metrics as scores
-from forgetless.training.loop import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained, train, with_seed
+from forgetless.training.events import Began, Ended, EpochEnded, Repaired, Stepped, TaskEnded, Trained
+from forgetless.training.loop import train, with_seed
 from helpers import image_stream, narrow_resnet, small_stream, spied
 
 STREAM = small_stream(per_class=30)

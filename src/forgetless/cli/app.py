@@ -638,7 +638,7 @@ def _train(
 ) -> record.Record:
     from forgetless.experiments.checkpoint import Stop
     from forgetless.experiments.run import run as run_one
-    from forgetless.training.loop import Began, Event, Stepped, TaskEnded
+    from forgetless.training.events import Began, Event, Stepped, TaskEnded
 
     _set_threads(settings)
     stop = Stop()

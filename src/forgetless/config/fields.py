@@ -106,8 +106,7 @@ class Setting:
 
     def parse(self, text: str) -> Any:
         """Return the value that ``text`` on the command line means, checked; lists are separated by commas."""
-        kinds = sorted(self.kinds, key=lambda kind: get_origin(kind) is not tuple) if "," in text else self.kinds
-        for kind in kinds:
+        for kind in reversed(self.kinds) if "," in text else self.kinds:  # lists are declared last
             if (value := _parse(text, kind)) is not None and _convert(value, kind) is not None:
                 return self.check(value, self.option)
         raise ValueError(f"{self.option} is {text!r}; it must be {self.wanted}{' with commas' * self.takes_list}")

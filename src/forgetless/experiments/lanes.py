@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from forgetless.config.checks import blamed_frames, check_whole
-from forgetless.training.loop import Ended, Event, Run, Stepped
+from forgetless.training.events import Ended, Event, Stepped
+from forgetless.training.loop import Run
 
 MOST = 16  # lanes tried when the number is left open
 GAIN = 1.05  # more lanes must be faster by this much, all together

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.training import metrics as scores
-from forgetless.training.loop import Ended, EpochEnded, Event, Repaired, Result, TaskEnded
+from forgetless.training.events import Ended, EpochEnded, Event, Repaired, Result, TaskEnded
 
 Log = Callable[[Mapping[str, float], int], None]  # numbers by name, and the step they belong to
 

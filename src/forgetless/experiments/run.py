@@ -36,8 +36,9 @@ from forgetless.experiments.storage import Schedule, check_folder, check_path
 from forgetless.methods import Method
 from forgetless.training import metrics as scores
 from forgetless.training.contract import check
-from forgetless.training.loop import Ended, Event, Result, Run, Stepped, Trained, copied, fits, is_own, train, with_seed
-from forgetless.training.state import check_plain
+from forgetless.training.events import Ended, Event, Result, Stepped, Trained
+from forgetless.training.loop import Run, fits, is_own, train, with_seed
+from forgetless.training.state import check_plain, copied
 
 Outcome = tuple[str, str | None] | None  # of a run: its error and the trace of it, if it failed; see ``run_job``
 PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept

@@ -17,7 +17,7 @@ from forgetless.experiments.run import make_record, start
 from forgetless.experiments.storage import check_folder
 from forgetless.experiments.sweep import Planned
 from forgetless.repair import sensitivity as dynamics
-from forgetless.training.loop import Ended, EpochEnded
+from forgetless.training.events import Ended, EpochEnded
 
 
 def measure(run: Planned, out: Path) -> Record:

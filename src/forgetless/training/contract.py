@@ -32,7 +32,8 @@ from forgetless.networks import mlp
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.settings import Finetune
 from forgetless.training.evaluation import evaluate
-from forgetless.training.loop import Ended, train, with_seed
+from forgetless.training.events import Ended
+from forgetless.training.loop import train, with_seed
 from forgetless.training.state import check_plain
 
 # What makes the host wait for a GPU: as torch's operations, and as calls, of which a CPU makes no such operation.

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.engine import Engine
-from forgetless.compute.flops import known, training_flops
+from forgetless.compute.flops import known
 from forgetless.compute.modules import compiled, joined, unwrap
 from forgetless.config.catalogue import nearest
 from forgetless.data.stream import Stream
@@ -32,108 +32,23 @@ from forgetless.methods.method import check_declared, stepped
 from forgetless.repair import finetune as finetuning
 from forgetless.repair import sensitivity as dynamics
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.profile import Profile
-from forgetless.repair.selection import STILL, Selection
-from forgetless.repair.settings import Finetune
-from forgetless.repair.tracker import Row, Tracker
+from forgetless.repair.selection import STILL
 from forgetless.training.evaluation import Accuracies, evaluate
+from forgetless.training.events import (
+    Began,
+    Ended,
+    EpochEnded,
+    Event,
+    Repaired,
+    Result,
+    Stepped,
+    TaskEnded,
+    Trained,
+    Waiting,
+)
+from forgetless.training.repair import PROGRESS, Repair
 from forgetless.training.settings import TrainSettings
-
-PROGRESS = 10  # steps between two events of progress; runs in turns on one GPU change at them
-EARLY = 10  # epochs of a task that are compared with those of the task before, each from a copy of the weights
-
-
-@dataclass(frozen=True)
-class Began:
-    tasks: int
-    steps: int
-
-
-@dataclass(frozen=True)
-class Stepped:
-    """Progress; nothing was read from the device for it."""
-
-    step: int
-    task: int
-    epoch: int
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """The host is about to read from the GPU: the next event comes when what is queued there is done."""
-
-
-@dataclass(frozen=True)
-class EpochEnded:
-    task: int
-    epoch: int
-    loss: float
-    changes: dict[str, float]  # by group, since the last epoch
-    step: int  # the last of the epoch
-
-
-@dataclass(frozen=True)
-class Repaired:
-    """A finetuning was made: after this step, of these groups, with these first and last losses."""
-
-    step: int
-    groups: tuple[str, ...]
-    first_loss: float
-    last_loss: float
-
-
-@dataclass(frozen=True)
-class Trained:
-    """The last task is learned and evaluated, and the finetuning at the end comes next.
-
-    Of a run with FPF, a state from here may go on with another ``finetune`` that is FPF and distils or not as this one,
-    or with none: the training is the same for all of them.
-    """
-
-    step: int
-
-
-@dataclass(frozen=True)
-class TaskEnded:
-    task: int
-    accuracies: tuple[float, ...]  # class-IL, of all tasks, in percent
-    task_il: tuple[float, ...]  # likewise, with the task known
-    step: int  # the last of the task
-    seen: int  # tasks that were trained on by now: all of them where they are given at once
-
-
-@dataclass(frozen=True)
-class Result:
-    """All that a run found out. Matrices are [after task][on task], in percent.
-
-    Their last row is after any finetuning at the end, with ``anytime`` every row is; ``before_finetuning`` is the last
-    one before it.
-    """
-
-    accuracy_matrix: tuple[tuple[float, ...], ...]
-    task_il_matrix: tuple[tuple[float, ...], ...]
-    untrained: tuple[float, ...]
-    before_finetuning: tuple[float, ...] | None
-    losses: tuple[tuple[int, int, float], ...]  # (task, epoch, mean loss)
-    epoch_changes: tuple[tuple[int, int, dict[str, float]], ...]  # (task, epoch, change by group)
-    task_changes: tuple[tuple[int, int, dict[str, float]], ...]
-    tensor_changes: dict[str, list[float]]  # of each tensor from one task to the next, mean over epochs
-    boundaries: tuple[int, ...]  # rows of ``epoch_changes`` at which the changes alone tell that a new task begins
-    profile: Profile
-    finetunings: tuple[Repaired, ...]
-    flops: dict[str, int]
-    seconds: dict[str, float]
-    steps: int
-    network: nn.Module
-    engine: dict[str, Any]  # how it was computed: precision, captured, peak memory
-
-
-@dataclass(frozen=True)
-class Ended:
-    result: Result
-
-
-Event = Began | Stepped | Waiting | EpochEnded | Repaired | Trained | TaskEnded | Ended
+from forgetless.training.state import copied, to_hashable
 
 
 class Run(Iterator[Event]):
@@ -706,7 +621,7 @@ class _Training:
         waits = state["waits"]
         self.waits = None if waits is None else {name: rows.to(self.engine.device) for name, rows in waits.items()}
         self.learner.ledger.load_state_dict(state["ledger"])
-        self.learner.costs.update({_hashable(key): flops for key, flops in state.get("costs", [])})
+        self.learner.costs.update({to_hashable(key): flops for key, flops in state.get("costs", [])})
         self.untrained = tuple(state["untrained"])
         self.class_il = [tuple(row) for row in state["class_il"]]
         self.task_il = [tuple(row) for row in state["task_il"]]
@@ -716,131 +631,11 @@ class _Training:
         self.engine.load_state_dict(state["engine"])
 
 
-def _hashable(value: Any) -> Any:
-    """With tuples for lists, as it was before it was written down."""
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
-
-
-def copied(value: Any, device: str | None = None) -> Any:
-    """The same, with tensors of its own, where they were or on ``device``."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device or value.device, copy=True)
-    if isinstance(value, Mapping):
-        return {key: copied(part, device) for key, part in value.items()}
-    return [copied(part, device) for part in value] if isinstance(value, list | tuple) else value
-
-
 def fits(stream: Stream, device: torch.device) -> bool:
     """Whether the images go onto the device: on a GPU, if they are there or take less than half of what is free."""
     if device.type != "cuda" or stream.tasks[0].train.x.is_cuda:
         return True
     return stream.bytes < torch.cuda.mem_get_info(device)[0] / 2
-
-
-class Repair:
-    """FPF and k-FPF beside a method: what moved, what is chosen, and its finetuning."""
-
-    def __init__(
-        self, network: nn.Module, learner: Learner, settings: Finetune | None, generator: torch.Generator
-    ) -> None:
-        self._network, self._learner, self._generator = network, learner, generator
-        self._settings = settings
-        groups = "auto" if settings is None else settings.groups
-        self.selection = Selection(network, groups, 1.0 if settings is None else settings.threshold)
-        self.tracker = Tracker(network, self.selection.tracked, epochs=EARLY, keep=None)
-        self._run: finetuning.Finetuning | None = None  # the finetuning that is under way, of these groups
-        self._chosen: tuple[str, ...] = ()
-        self._moved: dict[str, Tensor] = {}  # how far the last one has moved what was chosen
-
-    def groups(self, row: Row) -> dict[str, float]:
-        return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
-
-    def weights(self, row: Row) -> list[float]:
-        """The changes of all but statistics, by which a boundary is told, as ``FPF`` tells it."""
-        return self.selection.of_weights(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
-
-    def tensor_changes(self) -> dict[str, list[float]]:
-        """How far each tensor moved from one task to the next: a value for each pair of tasks, mean over epochs."""
-        by_task: dict[int, list[Tensor]] = {}
-        for row in self.tracker.between_tasks:
-            by_task.setdefault(row.task, []).append(row.changes)
-        means = [torch.stack(rows).mean(0).tolist() for rows in by_task.values()]
-        return {name: [values[i] for values in means] for i, name in enumerate(self.tracker.names)}
-
-    def run(self, step: int, task: int, epoch: int) -> Generator[Event, None, Repaired | None]:
-        """One finetuning, if groups are chosen or can be by now."""
-        settings, learner = self._settings, self._learner
-        assert settings is not None
-        if self._run is None:
-            chosen = self.selection.movable(self.selection.choice(self.tracker.task_changes()))
-            if not chosen:
-                return None
-            # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
-            learner.engine.seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
-            self._begin(chosen)
-        run, chosen = self._run, self._chosen
-        assert run is not None
-        while run.left:
-            run.advance(PROGRESS)
-            yield Stepped(step, task, epoch)
-        if learner.engine.will_wait():
-            yield Waiting()
-        done = run.finish()
-        self._moved = run.moved()
-        learner.finetuned = True
-        self._run = None
-        return Repaired(step, chosen, done.losses[0], done.losses[-1])
-
-    def count(self, done: Repaired) -> None:
-        """The finetuning is part of the run: it has its cost, its choice stays, its changes are not the training's."""
-        assert self._settings is not None
-        self._learner.ledger.add("finetune", self._cost(self.selection.names(done.groups)), self._settings.steps)
-        self.selection.chosen = done.groups
-        self.tracker.leave_out(self._moved)
-
-    def _begin(self, chosen: tuple[str, ...]) -> None:
-        settings, learner = self._settings, self._learner
-        assert settings is not None
-        self._chosen = chosen
-        self._run = finetuning.Finetuning(
-            self._network,
-            learner.buffer,
-            self.selection.names(chosen),
-            settings.steps,
-            settings.lr,
-            settings.distill,
-            batch=settings.batch,
-            augment=learner.augmenting(settings.pad),
-            forward=learner.engine.forward,
-            generator=self._generator,
-            engine=learner.engine,
-        )
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Of the finetuning that is under way, if there is one."""
-        return None if self._run is None else {"chosen": list(self._chosen), **self._run.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        if state is not None:
-            self._begin(tuple(state["chosen"]))
-            assert self._run is not None
-            self._run.load_state_dict(state)
-
-    @property
-    def under_way(self) -> bool:
-        return self._run is not None
-
-    def _cost(self, names: list[str]) -> int:
-        """FLOPs of one step, counted once for each choice and batch."""
-        settings = self._settings
-        assert settings is not None
-        size = min(settings.batch, len(self._learner.buffer))
-        chosen = finetuning.unfrozen(self._network, names)
-        key, costs = ("finetune", chosen, size), self._learner.costs
-        if key not in costs:
-            with finetuning.only(self._network, chosen):
-                costs[key] = training_flops(self._network, self._learner.blank(size))
-        return costs[key]
 
 
 def _costs(

@@ -41,3 +41,17 @@ def unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return {key: unflatten(part, tensors) for key, part in value["$items"]}
         return {key: unflatten(part, tensors) for key, part in value.items()}
     return [unflatten(part, tensors) for part in value] if isinstance(value, list) else value
+
+
+def to_hashable(value: Any) -> Any:
+    """With tuples for lists, as it was before it was written down."""
+    return tuple(map(to_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def copied(value: Any, device: str | None = None) -> Any:
+    """The same, with tensors of its own, where they were or on ``device``."""
+    if isinstance(value, Tensor):
+        return value.detach().to(device or value.device, copy=True)
+    if isinstance(value, Mapping):
+        return {key: copied(part, device) for key, part in value.items()}
+    return [copied(part, device) for part in value] if isinstance(value, list | tuple) else value
