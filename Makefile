@@ -36,7 +36,7 @@ $(VENV)/digits: pyproject.toml constraints.txt
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,docs]'
 	touch $@
 
 # What the main environment has is used from there; torchvision asks for a torch with CUDA, so nothing is let ask.

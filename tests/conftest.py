@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two workers of two threads each are ten times slower
 os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when it is imported
@@ -27,6 +28,30 @@ class NoHostRead(HostReads):
 @pytest.fixture
 def no_host_read() -> NoHostRead:
     return NoHostRead()
+
+
+def global_switches() -> dict[str, object]:
+    """Return torch's process-wide switches, which a test must leave as they were."""
+    return {
+        "oneDNN": torch.backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "gradients": torch.is_grad_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+    }
+
+
+@pytest.fixture(autouse=True)
+def unchanged_switches() -> Iterator[None]:
+    """Fail a test that leaves one of torch's global switches changed."""
+    before = global_switches()
+    yield
+    assert global_switches() == before, "the test changed a global switch of torch"
 
 
 @pytest.fixture(scope="session")
