@@ -34,7 +34,7 @@ from forgetless.repair.settings import Finetune
 from forgetless.training.evaluation import evaluate
 from forgetless.training.events import Ended
 from forgetless.training.loop import train, with_seed
-from forgetless.training.state import check_plain
+from forgetless.training.plain import check_plain
 
 # What makes the host wait for a GPU: as torch's operations, and as calls, of which a CPU makes no such operation.
 OPERATIONS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")

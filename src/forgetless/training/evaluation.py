@@ -64,7 +64,7 @@ def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
                 x = learner.plain(images)
                 scores = method.predict(learner, x)
                 if not isinstance(scores, Tensor):
-                    raise ValueError(f"the network gives a {type(scores).__name__}; it must give logits, a tensor")
+                    raise ValueError(f"the network returns a {type(scores).__name__}; it must return logits, a tensor")
                 if scores.shape[1:] != learner.foreign.shape[1:]:
                     raise ValueError(
                         f"the network gives outputs of shape {tuple(scores.shape[1:])}; stream {sheet.stream.name!r} "
