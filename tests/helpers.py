@@ -21,8 +21,8 @@ from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
 from forgetless.methods.learner import Learner
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.repair.buffer import Buffer
-from forgetless.training.loop import with_seed
 
 LIMIT = 800  # seconds until something counts as hanging; a machine that is shared may be many times slower than alone
 

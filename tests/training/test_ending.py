@@ -11,8 +11,9 @@ from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL
 from forgetless.methods.packnet import PackNet
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Repaired, Stepped, TaskEnded
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import FINETUNE, K_FPF, run_small, small_network, small_stream
 
 STREAM = small_stream(per_class=30)

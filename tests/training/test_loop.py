@@ -10,9 +10,10 @@ from forgetless.config import catalogue
 from forgetless.data.stream import Split, from_tensors
 from forgetless.methods.er import ER
 from forgetless.methods.joint import Joint
+from forgetless.networks.seed import with_seed
 from forgetless.training import metrics
 from forgetless.training.events import Began, EpochEnded, Stepped, TaskEnded
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import FINETUNE, K_FPF, run_small, small_network, small_stream, spied
 
 STREAM = small_stream(per_class=30)

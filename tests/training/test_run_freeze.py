@@ -4,8 +4,9 @@ import torch
 
 from forgetless import Finetune, networks
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import TaskEnded, Trained
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import image_stream, narrow_resnet, run_small, small_network, small_stream
 
 STREAM = small_stream(per_class=30)

@@ -11,9 +11,10 @@ from forgetless.data import benchmarks as streams
 from forgetless.data.stream import from_tensors
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Repaired, Stepped
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import FINETUNE, K_FPF, image_stream, run_small, small_network, small_stream
 
 STREAM = small_stream(per_class=30)

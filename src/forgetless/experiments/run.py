@@ -34,10 +34,11 @@ from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, check_options
 from forgetless.experiments.storage import Schedule, check_folder, check_path
 from forgetless.methods import Method
+from forgetless.networks.seed import with_seed
 from forgetless.training import metrics as scores
 from forgetless.training.contract import check
 from forgetless.training.events import Ended, Event, Result, Stepped, Trained
-from forgetless.training.loop import Run, train, with_seed
+from forgetless.training.loop import Run, train
 from forgetless.training.plain import check_plain, copied
 from forgetless.training.state import fits, is_built_in
 

@@ -16,7 +16,6 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
 from forgetless.compute.engine import Engine
@@ -327,10 +326,3 @@ def _mean_loss(run: RunState, loader: Feed) -> float:
     raise NonFiniteError(
         f"the loss became {mean} at step {step}, in epoch {position.epoch + 1} of task {position.task + 1}; {advice}"
     )
-
-
-def with_seed(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build a network whose initial weights come from ``seed``, and leave the global random state unchanged."""
-    with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(seed)  # not torch.manual_seed, which would also seed the GPUs
-        return build()
