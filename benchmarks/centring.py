@@ -25,8 +25,8 @@ from forgetless.data import benchmarks as streams
 from forgetless.data.augment import Preparation
 from forgetless.data.stream import Split, Stream
 from forgetless.methods.joint import Joint
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Stepped
-from forgetless.training.loop import with_seed
 from provenance import provenance, publish
 
 Case = tuple[Callable[[], Stream], Callable[..., nn.Module], int, int]  # of every how many images, how many epochs

@@ -22,8 +22,8 @@ from forgetless import networks, train
 from forgetless.data import benchmarks as streams
 from forgetless.data.augment import Preparation
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Stepped
-from forgetless.training.loop import with_seed
 from provenance import provenance, publish
 
 EPOCHS = 2

@@ -25,8 +25,8 @@ from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
 from forgetless.experiments.presets import SEARCHED
 from forgetless.methods.learner import Batch, Learner
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended, Repaired, TaskEnded
-from forgetless.training.loop import with_seed
 from provenance import provenance, publish
 
 ENTERED, TASK, FINETUNED = "when it entered", "at the end of its task", "after the last finetuning"

@@ -25,8 +25,9 @@ from forgetless.compute.engine import Engine
 from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
 from forgetless.experiments.lanes import interleave
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Stepped
-from forgetless.training.loop import Run, with_seed
+from forgetless.training.loop import Run
 from forgetless.training.repair import PROGRESS
 from provenance import provenance
 

@@ -9,7 +9,7 @@ os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when i
 import pytest
 import torch
 
-from forgetless.training.contract import HostReads
+from forgetless.training.contract import SyncDetector
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -17,8 +17,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 
 
-class NoHostRead(HostReads):
-    """Fails where the host would have to wait for the device."""
+class NoSync(SyncDetector):
+    """Fails where a GPU-to-CPU sync would happen."""
 
     def __exit__(self, *error):
         super().__exit__(*error)
@@ -26,8 +26,8 @@ class NoHostRead(HostReads):
 
 
 @pytest.fixture
-def no_host_read() -> NoHostRead:
-    return NoHostRead()
+def no_host_read() -> NoSync:
+    return NoSync()
 
 
 def global_switches() -> dict[str, object]:

@@ -14,12 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from forgetless import networks
+from forgetless import Finetune, networks, train
 from forgetless.cli import app as cli
 from forgetless.compute.engine import Engine
 from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
 from forgetless.methods.learner import Learner
+from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.repair.buffer import Buffer
 
 LIMIT = 800  # seconds until something counts as hanging; a machine that is shared may be many times slower than alone
@@ -38,6 +40,23 @@ def small_stream(tasks: int = 3, per_class: int = 12, scenario: str = "class", s
         x = (30 * y[:, None, None, None] + noise).to(torch.uint8)
         made.append(Task(Split(x, y), Split(x[: len(x) // 2], y[: len(y) // 2]), own))
     return Stream("small", tuple(made), classes, scenario)
+
+
+FINETUNE = Finetune(steps=20, lr=0.3, batch=12)
+K_FPF = Finetune.k_fpf(15, steps=10, lr=0.3, batch=12)
+
+
+def small_network(seed=0):
+    """A network for ``small_stream``."""
+    return with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), seed)
+
+
+def run_small(method=None, stream=None, model=None, **settings):
+    """A run on ``small_stream``: its events, and its result."""
+    values = {"epochs": 2, "batch": 6, "lr": 0.2, "replay": 6, "buffer": 36, **settings}
+    stream = small_stream(per_class=30) if stream is None else stream
+    events = list(train(stream, method or SGD(), small_network() if model is None else model, **values))
+    return events, events[-1].result
 
 
 def narrow_resnet(classes: int, channels: int) -> nn.Module:

@@ -9,8 +9,8 @@ from forgetless.compute.engine import Engine, has_bf16
 from forgetless.config import catalogue
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended, Stepped
-from forgetless.training.loop import with_seed
 from forgetless.training.repair import PROGRESS
 from helpers import image_stream, on_gpu, small_stream, spied
 

@@ -18,10 +18,11 @@ from forgetless.experiments.storage import Schedule
 from forgetless.methods import Method
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training import loop as training
 from forgetless.training.events import Ended, Stepped
-from forgetless.training.loop import train, with_seed
-from forgetless.training.state import check_plain
+from forgetless.training.loop import train
+from forgetless.training.plain import check_plain
 from helpers import learner, small_stream
 
 STREAM = small_stream(per_class=30)
@@ -345,14 +346,14 @@ def test_a_state_of_another_network_is_told():
     while not isinstance(next(made), Stepped):
         pass
     wider = train(small_stream(), SGD(), networks.mlp(6, inputs=4, hidden=(9,)), batch=6, state=made.state_dict())
-    with pytest.raises(ValueError, match="the state is of another network; go on with that one, or begin anew"):
+    with pytest.raises(ValueError, match="the state is of another network; resume with that, or start again"):
         list(wider)
 
 
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"lr": 0.2}, "lr is 0.2, but the state is of a run with 0.1: go on with that, or begin anew"),
+        ({"lr": 0.2}, "lr is 0.2, but the state is of a run with 0.1: resume with that, or start again"),
         ({"epochs": 3}, "epochs is 3, but the state is of a run with 2"),
         ({"buffer": 40}, "buffer is 40, but the state is of a run with 36"),
         ({"seed": 4}, "seed is 4, but the state is of a run with 3"),
@@ -373,7 +374,7 @@ def test_a_state_of_a_run_with_other_settings_is_refused_before_the_first_event(
     ("stream", "method", "match"),
     [
         (STREAM, DERpp(alpha=0.9), "alpha is 0.9, but the state is of a run with 0.1"),
-        (small_stream(per_class=30, seed=1), DERpp(), "'small' holds other data than the run had that the state is of"),
+        (small_stream(per_class=30, seed=1), DERpp(), "the data of 'small' differs from the data that"),
     ],
     ids=["method", "data"],
 )
@@ -390,7 +391,7 @@ def test_a_state_of_other_data_or_a_method_with_other_settings_is_refused(stream
 
 @pytest.mark.parametrize("state", [{}, "x", {"place": [0, 0, 0, 0]}], ids=["empty", "a word", "in part"])
 def test_what_is_no_state_is_refused(state):
-    with pytest.raises(ValueError, match=r"state is a (dict|str) that is not of a run; it must be what state_dict"):
+    with pytest.raises(ValueError, match=r"state is a (dict|str), not the state of a run; pass what state_dict"):
         start("er", "none", state=state)
 
 

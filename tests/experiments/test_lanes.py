@@ -12,8 +12,8 @@ from forgetless.experiments.lanes import Failed, Postponed, interleave
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
+from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended, Stepped
-from forgetless.training.loop import with_seed
 from helpers import image_stream, on_gpu
 
 STREAM = image_stream()

@@ -22,10 +22,11 @@ from forgetless.methods.packnet import FREE, PackNet, prune
 from forgetless.methods.sgd import SGD
 from forgetless.methods.si import SI
 from forgetless.networks import mlp
+from forgetless.networks.seed import with_seed
 from forgetless.training import metrics as scores
 from forgetless.training.evaluation import evaluate
 from forgetless.training.events import Ended
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import learner, small_stream
 
 STREAM = small_stream()

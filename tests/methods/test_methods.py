@@ -27,9 +27,10 @@ from forgetless.methods.masked import Masked
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.methods.sgd import SGD
 from forgetless.networks import mlp
+from forgetless.networks.seed import with_seed
 from forgetless.repair.settings import Finetune
 from forgetless.training.events import Ended, Trained
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import learner, small_stream
 
 STREAM = small_stream()

@@ -14,7 +14,7 @@ import forgetless
 from forgetless import Buffer, NonFiniteError, finetune, networks, only
 from forgetless.compute.engine import Engine
 from forgetless.repair.finetune import Finetuning, _Schedule, call
-from forgetless.training.contract import HostReads
+from forgetless.training.contract import SyncDetector
 
 
 def filled(x=None, y=None, logits=None, classes=5, shape=(3, 8, 8), device="cpu"):
@@ -334,7 +334,7 @@ def test_the_host_does_not_wait_in_a_step():
         model = networks.resnet18(5, width=4)
         names = [name for group in forgetless.groups(model).values() for name in group]
         buffer = filled(logits=torch.randn(64, 5))
-        with HostReads() as counter:
+        with SyncDetector() as counter:
             finetune(model, buffer, names, steps=steps, distill=0.1)
         return len(counter.found)
 

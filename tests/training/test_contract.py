@@ -1,5 +1,6 @@
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -15,7 +16,8 @@ from forgetless.training.contract import ContractError
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_built_in_method_keeps_the_contract(name):
-    forgetless.check(catalogue.load("method", name))
+    make = catalogue.load("method", name)
+    forgetless.check(partial(make, memory_epochs=4) if name == "gdumb" else make)
 
 
 class Good(Method):
@@ -95,7 +97,7 @@ def idle(self, learner, batch):
     return learner.forward(learner.augment(batch.x)).sum().detach(), {}
 
 
-def test_a_good_one_passes():
+def test_a_method_or_a_name_that_keeps_it_passes():
     forgetless.check(Good)
     forgetless.check("er")
 
@@ -103,26 +105,26 @@ def test_a_good_one_passes():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (broken(step=reading), "4: the host waits in a step of task 1: aten::_local_scalar_dense"),
-        (broken(step=listing), "4: the host waits in a step of task 1: Tensor.tolist"),
-        (broken(step=masking), "4: the host waits in a step of task 1: a mask of true and false as an index"),
+        (broken(step=reading), "4: a step of task 1 makes a GPU-to-CPU sync: aten::_local_scalar_dense"),
+        (broken(step=listing), "4: a step of task 1 makes a GPU-to-CPU sync: Tensor.tolist"),
+        (broken(step=masking), "4: a step of task 1 makes a GPU-to-CPU sync: a boolean mask as an index"),
         (broken(step=undeclared), "2: the step returns secret, which is not declared"),
         (broken(step=attached), "2: column 'logits' must hold a detached row"),
         (broken(memory="reservoir", columns=("depth",)), "2: the step does not return the declared depth"),
         (broken(memory="balanced", columns=("depth",)), "2: the step does not return the declared depth"),
         (broken(step=lone), "1: step of Broken gives a Tensor; it must give the loss and the columns"),
-        (broken(step=idle), r"1: no weight has moved in a run: does step\(\) call learner.update"),
-        (broken(step=infinite), "1: the loss of a step is inf; it must be one finite number"),
+        (broken(step=idle), r"1: no weight moved in a run: does step\(\) call learner.update"),
+        (broken(step=infinite), "1: the loss of a step is inf; it must be a single finite number"),
         (broken(predict=moving), "5: evaluation changes the network"),
         (broken(memory="all"), "memory is 'all'; it must be none, reservoir, balanced or own"),
         (
             broken(alpha=setting(0.1, "weight")),
             r"Broken has settings \(alpha\) and is no dataclass: put @dataclass above",
         ),
-        (Good(), r"Good\(…\) is a method; give what makes methods, its class or a function: check\(Good\)"),
+        (Good(), r"Good\(…\) is one method; pass its class or a function that makes methods: check\(Good\)"),
         (Unrepeatable, "3: two runs with the same seed"),
         (Sharing, "6: a second instance|3: two runs"),
-        (lambda: 3, "makes int, which is not a forgetless.Method"),
+        (lambda: 3, "makes a int, which is not a forgetless.Method"),
     ],
 )
 def test_each_breach_is_named(make, match):
@@ -130,7 +132,7 @@ def test_each_breach_is_named(make, match):
         forgetless.check(make)
 
 
-def test_a_state_that_no_checkpoint_can_hold_is_told():
+def test_a_state_that_no_checkpoint_can_hold_warns():
     kind = broken(state_dict=lambda self, learner: {"seen": {1, 2}})
-    with pytest.warns(UserWarning, match="without checkpoints: a set cannot be kept in a checkpoint"):
+    with pytest.warns(UserWarning, match="no checkpoints: a set cannot be kept in a checkpoint"):
         forgetless.check(kind)

@@ -27,14 +27,14 @@ def share(task, label):
     return 100 * (y == label).float().mean().item()
 
 
-def test_class_il_lets_all_classes_compete_and_task_il_only_the_tasks_own():
+def test_class_il_compares_all_classes_and_task_il_the_tasks():
     network = Fixed(0.0, 1.0, 2.0, 9.0, 4.0, 3.0)  # says 3 always; among 0 and 1 it says 1; among 4 and 5 it says 4
     found = evaluate(learner(network, STREAM), SGD(), STREAM, batch=5)
     assert found.class_il == pytest.approx([0.0, share(1, 3), 0.0])
     assert found.task_il == pytest.approx([share(0, 1), share(1, 3), share(2, 4)])
 
 
-def test_evaluation_leaves_modes_as_they_were_and_runs_in_evaluation_mode():
+def test_evaluation_uses_and_then_leaves_evaluation_mode():
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))
     network[0].eval()
     seen = []
@@ -46,7 +46,7 @@ def test_evaluation_leaves_modes_as_they_were_and_runs_in_evaluation_mode():
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
 
 
-def test_outputs_that_are_nan_are_no_class():
+def test_outputs_that_are_nan_are_an_error():
     network = Fixed(0.0, 1.0, 2.0, 9.0, 4.0, torch.nan)
     size = len(STREAM.tasks[0].test)
     with pytest.raises(NonFiniteError, match=f"the outputs for {size} of the {size} test images of task 1 of 'small'"):
@@ -60,12 +60,12 @@ def test_outputs_that_are_nan_are_no_class():
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 6)).double(), "same dtype"),
     ],
 )
-def test_a_network_that_cannot_take_the_images_is_told_what_they_are(network, said):
+def test_an_error_on_the_inputs_names_their_shape(network, said):
     with pytest.raises(ValueError, match=rf"cannot take images of 'small', \(1, 2, 2\) in torch.float32: .*{said}"):
         list(train(small_stream(), SGD(), network, batch=6))
 
 
-def test_a_network_with_other_outputs_than_classes_is_refused_before_training():
+def test_a_wrong_number_of_outputs_is_refused_before_training():
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 8))
     with pytest.raises(ValueError, match=r"outputs of shape \(8,\); stream 'small' has 6 classes, so there must be 6"):
         list(train(small_stream(), SGD(), network, batch=6))

@@ -148,7 +148,7 @@ class Engine:
 
     def plain_mlp(self, network: nn.Module, x: Tensor) -> Any:
         """The network, if it is an MLP whose shorter ways give the same: not in bf16, not changed by anyone."""
-        if self.precision == "bf16" or not hasattr(network, "backpropagate") or x.dtype != torch.float32:
+        if self.precision == "bf16" or not hasattr(type(network), "backpropagate") or x.dtype != torch.float32:
             return None
         return network if self.keep(("plain", id(network)), lambda: network.plain) else None
 

@@ -23,7 +23,7 @@ from safetensors.torch import save as pack
 from torch import Tensor
 
 from forgetless.experiments.storage import Schedule, sweep_up, write_whole
-from forgetless.training.state import flatten, unflatten
+from forgetless.training.plain import flatten, unflatten
 
 FORMAT = 3
 NAME = "checkpoint.safetensors"

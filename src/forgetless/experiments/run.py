@@ -34,11 +34,13 @@ from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, check_options
 from forgetless.experiments.storage import Schedule, check_folder, check_path
 from forgetless.methods import Method
+from forgetless.networks.seed import with_seed
 from forgetless.training import metrics as scores
 from forgetless.training.contract import check
 from forgetless.training.events import Ended, Event, Result, Stepped, Trained
-from forgetless.training.loop import Run, fits, is_own, train, with_seed
-from forgetless.training.state import check_plain, copied
+from forgetless.training.loop import Run, train
+from forgetless.training.plain import check_plain, copied
+from forgetless.training.state import fits, is_built_in
 
 Outcome = tuple[str, str | None] | None  # of a run: its error and the trace of it, if it failed; see ``run_job``
 PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept
@@ -97,7 +99,7 @@ def start(
     stream = build_stream(settings) if stream is None else stream
     on_gpu = settings.device.startswith("cuda")
     network = build_network(settings, stream)
-    capture = on_gpu and not eager and is_own(network) and (is_own(method) or _keeps_contract(settings))
+    capture = on_gpu and not eager and is_built_in(network) and (is_built_in(method) or _keeps_contract(settings))
     return train(stream, method, network, settings, capture=capture, state=state)
 
 

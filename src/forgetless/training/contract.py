@@ -1,19 +1,19 @@
-"""What every method keeps to, as a function to run on one's own: ``forgetless.check(MyMethod)``.
+"""The contract that every method keeps, as a function to run on your own: ``forgetless.check(MyMethod)``.
 
-1. the loss of every step is finite
-2. a step returns the columns the method declares, and beside them only ``logits``, a row for each example
-3. the same seed gives the same weights, bit for bit
-4. no read by the host in a step
-5. evaluation changes nothing
-6. two instances share nothing
-7. FPF and k-FPF compose with it
-8. where there is a GPU: replayed as CUDA graphs, it learns what it learns when each step is called
+1. The loss of every step is finite, and a run moves the weights.
+2. A step returns the columns that the method declares, and no others except ``logits``; one row per example.
+3. The same seed gives the same weights, bit for bit.
+4. A step makes no GPU-to-CPU sync.
+5. Evaluation changes nothing.
+6. Two instances share nothing.
+7. FPF and k-FPF compose with it.
+8. On a GPU, steps replayed as CUDA graphs learn the same as steps that are called.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,30 +29,157 @@ from forgetless.methods import Method
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import check_declared, stepped
 from forgetless.networks import mlp
+from forgetless.networks.seed import with_seed
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.settings import Finetune
 from forgetless.training.evaluation import evaluate
 from forgetless.training.events import Ended
-from forgetless.training.loop import train, with_seed
-from forgetless.training.state import check_plain
+from forgetless.training.loop import train
+from forgetless.training.plain import check_plain
+from forgetless.training.settings import TrainSettings
 
-# What makes the host wait for a GPU: as torch's operations, and as calls, of which a CPU makes no such operation.
+SETTINGS = TrainSettings(epochs=2, batch=6, lr=0.05, replay=4, buffer=24)
+REPAIRS = (Finetune(steps=2, groups="all", batch=4), Finetune.k_fpf(5, steps=2, groups="all", batch=4))
+
+# What waits for a GPU: as operations of torch, and as calls where the CPU runs no such operation.
 OPERATIONS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
 CALLS = (Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.unique, torch.unique, torch.unique_consecutive)
 
 
 class ContractError(AssertionError):
-    """A method breaks the contract; says which part and how."""
+    """A method breaks the contract; the message says which rule and how."""
 
 
-class HostReads:
-    """Within, writes down for what the host would wait for a GPU, on a CPU too."""
+def check(make: Callable[[], Method] | Method | str) -> None:
+    """Raise ``ContractError`` unless a method keeps the contract, which takes a second or two.
+
+        forgetless.check(MyMethod)
+        forgetless.check("my_module:MyMethod")
+
+    Args:
+        make: The method's class, a function that returns a new method, or its name on the command line.
+    """
+    if isinstance(make, str):
+        make = catalogue.load("method", make)
+    if isinstance(make, Method):
+        name = type(make).__name__
+        raise ContractError(f"{name}(…) is one method; pass its class or a function that makes methods: check({name})")
+    if missing := sorted(getattr(make, "__abstractmethods__", ())):
+        raise ContractError(f"{getattr(make, '__name__', make)} does not define {', '.join(missing)}")
+    method = make()
+    if not isinstance(method, Method):
+        raise ContractError(f"{make!r} makes a {type(method).__name__}, which is not a forgetless.Method")
+    try:
+        check_declared(method)
+    except ValueError as error:
+        raise ContractError(str(error)) from None
+    stream = _small_stream(method.scenarios[0])
+    _check_steps_and_evaluation(method, stream)
+    weights = _trained_weights(make(), stream)
+    if not _finite(weights):
+        raise ContractError("1: the weights are not finite after a run with lr 0.05")
+    if _equal(weights, list(_network().parameters())):
+        raise ContractError("1: no weight moved in a run: does step() call learner.update(loss)?")
+    if not _equal(weights, _trained_weights(make(), stream)):
+        raise ContractError("3: two runs with the same seed end with different weights")
+    _check_independence(make, stream, weights)
+    for finetune in REPAIRS:
+        if not _finite(_trained_weights(make(), stream, finetune=finetune)):
+            raise ContractError(f"7: the weights are not finite after finetuning, every={finetune.every}")
+    if torch.cuda.is_available():
+        _check_replay(make, stream)
+
+
+def _check_steps_and_evaluation(method: Method, stream: Stream) -> None:
+    """Check rules 1, 2, 4 and 5: take a few steps by hand, then evaluate."""
+    buffer = Buffer(SETTINGS.buffer, policy="balanced" if method.memory == "balanced" else "reservoir")
+    learner = Learner(
+        _network(), stream, lr=SETTINGS.lr, batch=SETTINGS.batch, replay=SETTINGS.replay, weight_decay=0.0,
+        buffer=None if method.memory == "none" else buffer, engine=Engine(), seed=0,
+    )  # fmt: skip
+    method.begin(learner)
+    for number, task in enumerate(stream.tasks):
+        for x, y in zip(task.train.x[:18].split(6), task.train.y[:18].split(6), strict=True):
+            columns = _checked_step(method, learner, Batch(x, y, number))
+            if method.memory in ("reservoir", "balanced"):
+                buffer.add({"x": x, "y": y} | {name: columns[name] for name in method.columns})
+        method.end_task(learner, task, number)
+    try:
+        check_plain(method.state_dict(learner))
+    except TypeError as error:
+        warnings.warn(f"runs of this method would have no checkpoints: {error}", stacklevel=3)
+    _check_evaluation(method, learner, buffer, stream)
+
+
+def _checked_step(method: Method, learner: Learner, batch: Batch) -> dict[str, Tensor]:
+    """Take a step, check rules 1, 2 and 4, and return its columns."""
+    try:
+        with SyncDetector() as syncs:
+            loss, columns = stepped(method, learner, batch)
+    except ValueError as error:
+        raise ContractError(f"1: {error}") from error
+    if syncs.found:
+        causes = ", ".join(sorted(set(syncs.found)))
+        raise ContractError(f"4: a step of task {batch.task + 1} makes a GPU-to-CPU sync: {causes}")
+    if loss.ndim or not bool(loss.isfinite()):
+        raise ContractError(f"1: the loss of a step is {loss}; it must be a single finite number")
+    if method.memory in ("reservoir", "balanced") and (missing := set(method.columns) - set(columns)):
+        raise ContractError(f"2: the step does not return the declared {', '.join(sorted(missing))}")
+    if extra := set(columns) - set(method.columns) - {"logits"}:
+        raise ContractError(f"2: the step returns {', '.join(sorted(extra))}, which is not declared in columns")
+    for name, column in columns.items():
+        if len(column) != len(batch.y) or column.requires_grad:
+            raise ContractError(f"2: column {name!r} must hold a detached row for each of the {len(batch.y)} examples")
+    return columns
+
+
+def _check_evaluation(method: Method, learner: Learner, buffer: Buffer, stream: Stream) -> None:
+    """Check rule 5."""
+
+    def tensors() -> list[Tensor]:
+        stored = [buffer[name] for name in buffer.columns]
+        return [tensor.clone() for tensor in (*learner.network.state_dict().values(), *stored)]
+
+    def modes() -> list[bool]:
+        return [module.training for module in learner.network.modules()]
+
+    before = tensors(), modes()
+    first, second = evaluate(learner, method, stream), evaluate(learner, method, stream)
+    if not _equal(before[0], tensors()) or before[1] != modes() or first != second:
+        raise ContractError("5: evaluation changes the network, its mode, the buffer or the result of the next one")
+
+
+def _check_independence(make: Callable[[], Method], stream: Stream, alone: list[Tensor]) -> None:
+    """Check rule 6: two runs that take turns end as each does alone."""
+    runs = [train(stream, make(), _network(), SETTINGS, seed=seed) for seed in (0, 1)]
+    for _ in zip(*runs, strict=True):
+        pass
+    if not _equal(alone, list(runs[0].network.parameters())):
+        raise ContractError("6: a second instance that trains at the same time changes what the first one learns")
+
+
+def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
+    """Check rule 8."""
+    runs = []
+    for capture in (False, True):
+        try:
+            runs.append(_trained_weights(make(), stream, device="cuda", capture=capture, deterministic=True))
+        except RuntimeError as error:
+            raise ContractError(f"8: a step cannot be captured into a CUDA graph: {error}") from error
+    if not all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(*runs, strict=True)):
+        raise ContractError(
+            "8: replayed as a CUDA graph it learns something else: a step may only change tensors in place"
+        )
+
+
+class SyncDetector:
+    """Collects in ``found`` what would be a GPU-to-CPU sync inside this context, also on a CPU."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self._modes = ExitStack()
 
-    def __enter__(self) -> HostReads:
+    def __enter__(self) -> SyncDetector:
         self._modes.enter_context(_Operations(self.found))
         self._modes.enter_context(_Calls(self.found))
         return self
@@ -81,145 +208,33 @@ class _Calls(TorchFunctionMode):
         if func in CALLS:
             self._found.append(f"Tensor.{func.__name__}")
         elif func in (Tensor.__getitem__, Tensor.__setitem__):
-            parts = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts):
-                self._found.append("a mask of true and false as an index")
+            indices = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
+                self._found.append("a boolean mask as an index")
         return func(*args, **(kwargs or {}))
 
 
-def check(make: Callable[[], Method] | Method | str) -> None:
-    """Raise ``ContractError`` unless the methods that ``make()`` gives keep the contract; takes a second or two.
-
-    A name, as of the command line, goes too: check("module:Method").
-    """
-    if isinstance(make, str):
-        check(catalogue.load("method", make))
-        return
-    if isinstance(make, Method):
-        name = type(make).__name__
-        raise ContractError(f"{name}(…) is a method; give what makes methods, its class or a function: check({name})")
-    if unmade := sorted(getattr(make, "__abstractmethods__", ())):
-        raise ContractError(f"{getattr(make, '__name__', make)} does not define {', '.join(unmade)}")
-    method = make()
-    if not isinstance(method, Method):
-        raise ContractError(f"{make!r} makes {type(method).__name__}, which is not a forgetless.Method")
-    try:
-        check_declared(method)
-    except ValueError as error:
-        raise ContractError(str(error)) from None
-    stream = _small_stream(method.scenarios[0])
-    _check_steps(make(), stream)
-    weights = _weights(make(), stream)
-    if any(not tensor.isfinite().all() for tensor in weights):
-        raise ContractError("1: the weights are not finite after a run with lr 0.05")
-    if all(torch.equal(one, other) for one, other in zip(weights, _network().parameters(), strict=True)):
-        raise ContractError("1: no weight has moved in a run: does step() call learner.update(loss)?")
-    again = _weights(make(), stream)
-    if not all(torch.equal(one, other) for one, other in zip(weights, again, strict=True)):
-        raise ContractError("3: two runs with the same seed end with different weights")
-    _check_shared(make, stream, weights)
-    for finetune in (Finetune(steps=2, groups="all", batch=4), Finetune.k_fpf(5, steps=2, groups="all", batch=4)):
-        if any(not tensor.isfinite().all() for tensor in _weights(make(), stream, finetune)):
-            raise ContractError(f"7: the weights are not finite after finetuning, every={finetune.every}")
-
-    if torch.cuda.is_available():
-        _check_replay(make, stream)
+def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
-    runs = []
-    for capture in (False, True):
-        try:
-            runs.append(_weights(make(), stream, device="cuda", capture=capture, deterministic=True))
-        except RuntimeError as error:
-            raise ContractError(f"8: a step cannot be captured into a CUDA graph: {error}") from error
-    for called, replayed in zip(*runs, strict=True):
-        if not torch.allclose(called, replayed, rtol=1e-4, atol=1e-6):
-            raise ContractError(
-                "8: replayed as a CUDA graph it learns something else: a step may change only tensors, in their place"
-            )
-
-
-def _check_shared(make: Callable[[], Method], stream: Stream, alone: list[Tensor]) -> None:
-    """Two runs in turns, a step of one and a step of the other, end as each does alone."""
-    runs = [train(stream, make(), _network(), **_SETTINGS, seed=seed) for seed in (0, 1)]
-    result = None
-    for first, _ in zip(runs[0], runs[1], strict=True):
-        result = first.result if isinstance(first, Ended) else result
-    assert result is not None
-    if not all(torch.equal(one, other) for one, other in zip(alone, result.network.parameters(), strict=True)):
-        raise ContractError("6: a second instance at work beside it changes what the first one learns")
-
-
-def _check_steps(method: Method, stream: Stream) -> None:
-    buffer = Buffer(24, policy="balanced" if method.memory == "balanced" else "reservoir")
-    learner = Learner(
-        _network(), stream, lr=0.05, batch=6, replay=4, weight_decay=0.0, engine=Engine(), seed=0,
-        buffer=None if method.memory == "none" else buffer,
-    )  # fmt: skip
-    method.begin(learner)
-    for number, task in enumerate(stream.tasks):
-        for start in range(0, 18, 6):
-            batch = Batch(task.train.x[start : start + 6], task.train.y[start : start + 6], number)
-            with HostReads() as reads:
-                loss, columns = _stepped(method, learner, batch)
-            if reads.found:
-                raise ContractError(
-                    f"4: the host waits in a step of task {number + 1}: {', '.join(sorted(set(reads.found)))}"
-                )
-            if loss.ndim or not bool(loss.isfinite()):
-                raise ContractError(f"1: the loss of a step is {loss}; it must be one finite number")
-            if method.memory in ("reservoir", "balanced") and (missing := set(method.columns) - set(columns)):
-                raise ContractError(f"2: the step does not return the declared {', '.join(sorted(missing))}")
-            extra = set(columns) - set(method.columns) - {"logits"}
-            if extra:
-                raise ContractError(f"2: the step returns {', '.join(sorted(extra))}, which is not declared in columns")
-            for name, column in columns.items():
-                if len(column) != 6 or column.requires_grad:
-                    raise ContractError(f"2: column {name!r} must hold a detached row for each of the 6 examples")
-            if method.memory in ("reservoir", "balanced"):
-                buffer.add({"x": batch.x, "y": batch.y} | {name: columns[name] for name in method.columns})
-        method.end_task(learner, task, number)
-    before = [tensor.clone() for tensor in learner.network.state_dict().values()]
-    modes = [module.training for module in learner.network.modules()]
-    held = {name: buffer[name].clone() for name in buffer.columns}
-    try:
-        check_plain(method.state_dict(learner))
-    except TypeError as error:
-        warnings.warn(f"it would be trained without checkpoints: {error}", stacklevel=3)
-    first = evaluate(learner, method, stream)
-    second = evaluate(learner, method, stream)
-    same = all(torch.equal(a, b) for a, b in zip(before, learner.network.state_dict().values(), strict=True))
-    kept = all(torch.equal(buffer[name], column) for name, column in held.items())
-    if not (same and kept) or first != second or modes != [module.training for module in learner.network.modules()]:
-        raise ContractError(
-            "5: evaluation changes the network, its mode, the buffer, or what the next evaluation finds"
-        )
-
-
-def _stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    try:
-        return stepped(method, learner, batch)
-    except ValueError as error:
-        raise ContractError(f"1: {error}") from error
-
-
-_SETTINGS: dict[str, Any] = {"epochs": 2, "batch": 6, "lr": 0.05, "replay": 4, "buffer": 24}
+def _finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def _network() -> torch.nn.Module:
     return with_seed(lambda: mlp(6, inputs=4, hidden=(8,)), 0)
 
 
-def _weights(method: Method, stream: Stream, finetune: Finetune | None = None, **settings: Any) -> list[Tensor]:
-    for event in train(stream, method, _network(), finetune=finetune, **_SETTINGS, **settings):
-        if isinstance(event, Ended):
-            return [parameter.detach() for parameter in event.result.network.parameters()]
-    raise AssertionError("a run ends with Ended")
+def _trained_weights(method: Method, stream: Stream, **changes: Any) -> list[Tensor]:
+    """Return the weights after a run."""
+    *_, last = train(stream, method, _network(), SETTINGS, **changes)
+    assert isinstance(last, Ended)
+    return [parameter.detach() for parameter in last.result.network.parameters()]
 
 
 def _small_stream(scenario: str) -> Stream:
-    """Three tasks of two classes (or of the same six), 2×2 images."""
+    """Return a stream of three tasks with 2×2 images: of two new classes each, or of the same six."""
     generator = torch.Generator().manual_seed(0)
     tasks = []
     for number in range(3):

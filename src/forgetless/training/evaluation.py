@@ -1,4 +1,4 @@
-"""Accuracy on the test sets of all tasks; changes nothing."""
+"""Measure the accuracy on the test sets of all tasks."""
 
 from __future__ import annotations
 
@@ -14,69 +14,80 @@ from forgetless.repair.finetune import NonFiniteError
 
 
 class Accuracies(NamedTuple):
-    """In percent, one a task: with all classes competing (class-IL), and with only those of the task (task-IL)."""
+    """The accuracy on each task in percent: among all classes (class-IL), and among the task's classes (task-IL)."""
 
     class_il: list[float]
     task_il: list[float]
 
 
-class _Sheet:
-    """What an evaluation reads and writes, in its place on the device."""
+class _Counts:
+    """The counts of an evaluation, in tensors that stay in place on the device so that CUDA graphs can write them."""
 
     def __init__(self, stream: Stream, device: torch.device) -> None:
-        self.stream = stream
-        self.right = torch.zeros(3, len(stream.tasks), device=device)  # class-IL, task-IL; and those that are NaN
+        self.stream = stream  # kept alive, because its id is part of the graph's key
+        self.values = torch.zeros(3, len(stream.tasks), device=device)  # correct in class-IL, in task-IL; outputs NaN
         self.sizes = torch.tensor([len(task.test) for task in stream.tasks])
 
 
 @torch.no_grad()
 def evaluate(learner: Learner, method: Method, stream: Stream, batch: int = 1000) -> Accuracies:
-    """The host waits once, at the end.
+    """Evaluate the network on all tasks, without changing anything. Synchronises with the GPU once.
 
-    Captured where the network alone predicts (a method's own way may have a state) and the images are on the device.
-    Class-IL is by ``predict``; task-IL by ``predict_task`` where the method has one, else by the same scores.
+        evaluate(learner, method, stream).class_il     # [98.1, 95.4, …]
+
+    Args:
+        learner: The network, and how images become its inputs.
+        method: How to predict: by ``predict``, and where the task is known by ``predict_task`` if it has one.
+        stream: The tasks.
+        batch: Images per forward pass.
+
+    Returns:
+        The accuracies on all tasks.
+
+    Raises:
+        NonFiniteError: An output is NaN.
     """
     engine = learner.engine
     key = ("evaluate", id(stream), batch)
-    sheet = engine.keep(key, lambda: _Sheet(stream, learner.device))
+    counts = engine.keep(key, lambda: _Counts(stream, learner.device))
     on_device = all(task.test.x.device == task.test.y.device for task in stream.tasks)
-    if type(method).predict is Method.predict and not _knows_tasks(method) and on_device:
-        engine.call(key, lambda: _count(sheet, learner, method, batch))
-    else:
-        _count(sheet, learner, method, batch)
-    right = sheet.right.cpu()
-    for number, (lost, size) in enumerate(zip(right[2].tolist(), sheet.sizes.tolist(), strict=True), start=1):
-        if lost:
+    if type(method).predict is Method.predict and not _has_predict_task(method) and on_device:
+        engine.call(key, lambda: _count(counts, learner, method, batch))
+    else:  # a method's own prediction may have a state, which a CUDA graph would not follow
+        _count(counts, learner, method, batch)
+    values = counts.values.cpu()
+    for number, (nan, size) in enumerate(zip(values[2].tolist(), counts.sizes.tolist(), strict=True), start=1):
+        if nan:
             raise NonFiniteError(
-                f"the outputs for {lost:.0f} of the {size} test images of task {number} of {stream.name!r} are NaN: "
+                f"the outputs for {nan:.0f} of the {size} test images of task {number} of {stream.name!r} are NaN: "
                 "are the images finite, and the weights?"
             )
-    rows: list[list[float]] = (100 * right / sheet.sizes).tolist()
-    return Accuracies(rows[0], rows[1])
+    class_il, task_il, _ = (100 * values / counts.sizes).tolist()
+    return Accuracies(class_il, task_il)
 
 
-def _count(sheet: _Sheet, learner: Learner, method: Method, batch: int) -> None:
-    """How many test examples of each task are classified right: among all classes, among those of the task."""
-    sheet.right.zero_()
+def _count(counts: _Counts, learner: Learner, method: Method, batch: int) -> None:
+    """Count the correct predictions for each task: among all classes, and among the classes of the task."""
+    counts.values.zero_()
     with evaluating(learner.network):
-        for number, task in enumerate(sheet.stream.tasks):
+        for number, task in enumerate(counts.stream.tasks):
             for images, y in zip(task.test.x.split(batch), task.test.y.split(batch), strict=True):
                 x = learner.plain(images)
-                scores = method.predict(learner, x)
-                if not isinstance(scores, Tensor):
-                    raise ValueError(f"the network gives a {type(scores).__name__}; it must give logits, a tensor")
-                if scores.shape[1:] != learner.foreign.shape[1:]:
+                logits = method.predict(learner, x)
+                if not isinstance(logits, Tensor):
+                    raise ValueError(f"the network returns a {type(logits).__name__}; it must return logits, a tensor")
+                if logits.shape[1:] != learner.foreign.shape[1:]:
                     raise ValueError(
-                        f"the network gives outputs of shape {tuple(scores.shape[1:])}; stream {sheet.stream.name!r} "
-                        f"has {learner.classes} classes, so there must be {learner.classes} of them"
+                        f"the network returns outputs of shape {tuple(logits.shape[1:])}; stream "
+                        f"{counts.stream.name!r} has {learner.classes} classes, so there must be {learner.classes}"
                     )
-                of_task = method.predict_task(learner, x, number) if _knows_tasks(method) else scores
-                among_task = of_task.masked_fill(learner.foreign[number], -torch.inf)
-                best, chosen = scores.max(1)
-                hits = [(chosen == y).sum(), (among_task.argmax(1) == y).sum(), best.isnan().sum()]
-                sheet.right[:, number] += torch.stack(hits)
+                task_logits = method.predict_task(learner, x, number) if _has_predict_task(method) else logits
+                best, predicted = logits.max(1)
+                predicted_in_task = learner.among(task_logits, number).argmax(1)
+                hits = [(predicted == y).sum(), (predicted_in_task == y).sum(), best.isnan().sum()]
+                counts.values[:, number] += torch.stack(hits)
 
 
-def _knows_tasks(method: Method) -> bool:
-    """Whether it predicts in another way where the task is known."""
+def _has_predict_task(method: Method) -> bool:
+    """Return whether the method predicts in another way where the task is known."""
     return type(method).predict_task is not Method.predict_task

@@ -1,9 +1,12 @@
-"""Events of a run: frozen values that progress bars, loggers, checkpoints and records read."""
+"""The events of a run: frozen values that progress bars, loggers, checkpoints and records read.
+
+Tasks and epochs count from 1. ``step`` is the number of training steps taken so far.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -12,13 +15,15 @@ from forgetless.repair.profile import Profile
 
 @dataclass(frozen=True)
 class Began:
+    """The run is about to train: on so many tasks, in so many steps."""
+
     tasks: int
     steps: int
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """Progress; nothing was read from the device for it."""
+    """Some more steps were taken. This event costs no GPU-to-CPU sync."""
 
     step: int
     task: int
@@ -27,21 +32,23 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The host is about to read from the GPU: the next event comes when what is queued there is done."""
+    """A GPU-to-CPU sync comes next: the next event arrives when the queued work is done."""
 
 
 @dataclass(frozen=True)
 class EpochEnded:
+    """An epoch of a task is over, with this mean loss."""
+
     task: int
     epoch: int
     loss: float
-    changes: dict[str, float]  # by group, since the last epoch
-    step: int  # the last of the epoch
+    changes: dict[str, float]  # how far each group moved since the last epoch
+    step: int
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """A finetuning was made: after this step, of these groups, with these first and last losses."""
+    """Groups were finetuned after this step; the losses are those of the first and the last step of the finetuning."""
 
     step: int
     groups: tuple[str, ...]
@@ -51,10 +58,10 @@ class Repaired:
 
 @dataclass(frozen=True)
 class Trained:
-    """The last task is learned and evaluated, and the finetuning at the end comes next.
+    """The last task is learned and evaluated. The finetuning at the end comes next.
 
-    Of a run with FPF, a state from here may go on with another ``finetune`` that is FPF and distils or not as this one,
-    or with none: the training is the same for all of them.
+    A state saved here may resume with other FPF settings or with none, because the training is the same for all of
+    them. Only whether the finetuning distils must stay the same.
     """
 
     step: int
@@ -62,41 +69,61 @@ class Trained:
 
 @dataclass(frozen=True)
 class TaskEnded:
+    """A task is learned, and all tasks are evaluated, in percent."""
+
     task: int
-    accuracies: tuple[float, ...]  # class-IL, of all tasks, in percent
-    task_il: tuple[float, ...]  # likewise, with the task known
-    step: int  # the last of the task
-    seen: int  # tasks that were trained on by now: all of them where they are given at once
+    accuracies: tuple[float, ...]  # class-IL
+    task_il: tuple[float, ...]
+    step: int
+    seen: int  # tasks trained on so far; all of them for a method that trains on all tasks at once
+
+
+class EpochLoss(NamedTuple):
+    """The mean loss of an epoch."""
+
+    task: int
+    epoch: int
+    loss: float
+
+
+class GroupChanges(NamedTuple):
+    """How far each group moved up to the end of an epoch."""
+
+    task: int
+    epoch: int
+    changes: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Result:
-    """All that a run found out. Matrices are [after task][on task], in percent.
+    """What a run measured. Matrices are [after task][on task], in percent.
 
-    Their last row is after any finetuning at the end, with ``anytime`` every row is; ``before_finetuning`` is the last
-    one before it.
+    The last row of a matrix is measured after the finetuning at the end; with ``anytime`` every row is measured as if
+    the stream ended there.
     """
 
     accuracy_matrix: tuple[tuple[float, ...], ...]
     task_il_matrix: tuple[tuple[float, ...], ...]
     untrained: tuple[float, ...]
-    before_finetuning: tuple[float, ...] | None
-    losses: tuple[tuple[int, int, float], ...]  # (task, epoch, mean loss)
-    epoch_changes: tuple[tuple[int, int, dict[str, float]], ...]  # (task, epoch, change by group)
-    task_changes: tuple[tuple[int, int, dict[str, float]], ...]
+    before_finetuning: tuple[float, ...] | None  # class-IL accuracies before the finetuning at the end
+    losses: tuple[EpochLoss, ...]
+    epoch_changes: tuple[GroupChanges, ...]  # since the epoch before
+    task_changes: tuple[GroupChanges, ...]  # since the same epoch of the task before
     tensor_changes: dict[str, list[float]]  # of each tensor from one task to the next, mean over epochs
-    boundaries: tuple[int, ...]  # rows of ``epoch_changes`` at which the changes alone tell that a new task begins
+    boundaries: tuple[int, ...]  # rows of ``epoch_changes`` at which the changes alone reveal a new task
     profile: Profile
     finetunings: tuple[Repaired, ...]
     flops: dict[str, int]
     seconds: dict[str, float]
     steps: int
     network: nn.Module
-    engine: dict[str, Any]  # how it was computed: precision, captured, peak memory
+    engine: dict[str, Any]  # how the run was computed: precision, captured, peak memory
 
 
 @dataclass(frozen=True)
 class Ended:
+    """The run is over."""
+
     result: Result
 
 

@@ -1,33 +1,63 @@
-"""An accuracy matrix → the numbers of continual learning. numpy only.
+"""The metrics of continual learning, computed from an accuracy matrix, and their spread over seeds. Imports no torch.
 
-``matrix[t][i]`` is the test accuracy on task i after training on task t, both from 0, in percent.
+``matrix[t][i]`` is the test accuracy on task ``i`` after training on task ``t``, in percent. Both count from 0, and a
+matrix of ``T`` tasks has ``T`` rows. A method that trains on all tasks at once has a single row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from statistics import mean, stdev
+from typing import NamedTuple
 
 import numpy
 
 Matrix = Sequence[Sequence[float]]
 
 
+class MeanStd(NamedTuple):
+    """A mean and the sample standard deviation (n − 1) around it."""
+
+    mean: float
+    std: float
+
+
+def mean_std(values: Iterable[float]) -> MeanStd:
+    """Return the mean and the sample standard deviation of a metric over seeds.
+
+    >>> mean_std([80.0, 82.0, 84.0])
+    MeanStd(mean=82.0, std=2.0)
+
+    Args:
+        values: One value per seed, at least one.
+
+    Returns:
+        Both numbers. The standard deviation of a single value is 0.
+    """
+    values = list(values)
+    return MeanStd(mean(values), stdev(values) if len(values) > 1 else 0.0)
+
+
 def accuracy(matrix: Matrix) -> float:
-    """Mean over all tasks after the last: (1/T) Σ_i R[T−1, i]."""
+    """Return the mean accuracy over all tasks after the last one: (1/T) Σ_i R[T−1, i]."""
     return float(numpy.mean(matrix[-1]))
 
 
 def anytime(matrix: Matrix) -> list[float]:
-    """After each task, the mean over the tasks seen so far: (1/(t+1)) Σ_{i≤t} R[t, i]; of a single row, over all."""
-    if len(matrix) == 1:  # all tasks were learned at once
+    """Return the mean accuracy over the tasks seen so far, after each task: (1/(t+1)) Σ_{i≤t} R[t, i].
+
+    A matrix with a single row has one value: the mean over all tasks.
+    """
+    if len(matrix) == 1:
         return [accuracy(matrix)]
     return [float(numpy.mean(row[: t + 1])) for t, row in enumerate(matrix)]
 
 
 def forgetting(matrix: Matrix) -> float | None:
-    """Chaudhry et al. 2018: mean over i < T−1 of max_{i≤t<T−1} R[t, i] − R[T−1, i]; None for a single row.
+    """Return how far accuracy fell from its peak: the mean over i < T−1 of max_{i≤t<T−1} R[t, i] − R[T−1, i].
 
-    The maximum is over what was measured once the task was trained, theirs also over what came before.
+    The definition is that of Chaudhry et al. 2018, except that the maximum only covers evaluations made after the task
+    was trained. A matrix with a single row has no forgetting: None.
     """
     if len(matrix) < 2:
         return None
@@ -37,7 +67,7 @@ def forgetting(matrix: Matrix) -> float | None:
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """Lopez-Paz & Ranzato 2017: mean over i < T−1 of R[T−1, i] − R[i, i]; None for a single row."""
+    """Return the mean over i < T−1 of R[T−1, i] − R[i, i] (Lopez-Paz & Ranzato 2017), or None for a single row."""
     if len(matrix) < 2:
         return None
     values = numpy.asarray(matrix, dtype=float)
@@ -46,7 +76,12 @@ def backward_transfer(matrix: Matrix) -> float | None:
 
 
 def forward_transfer(matrix: Matrix, untrained: Sequence[float]) -> float | None:
-    """Lopez-Paz & Ranzato 2017: mean over i ≥ 1 of R[i−1, i] − b_i, b the accuracies before any training."""
+    """Return the mean over i ≥ 1 of R[i−1, i] − b_i (Lopez-Paz & Ranzato 2017), or None for a single row.
+
+    Args:
+        matrix: The accuracy matrix.
+        untrained: The accuracies b before any training.
+    """
     if len(matrix) < 2:
         return None
     return float(numpy.mean([matrix[i - 1][i] - untrained[i] for i in range(1, len(matrix))]))

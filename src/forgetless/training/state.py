@@ -1,57 +1,255 @@
-"""The state of a run as plain data and tensors."""
+"""The state of a run: what it is made of, how far it is and what it has measured; how it is saved and loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from forgetless.compute.engine import Engine
+from forgetless.compute.flops import known
+from forgetless.compute.modules import compiled, unwrap
+from forgetless.config.fields import settings_of
+from forgetless.data.stream import Stream
+from forgetless.methods import Method
+from forgetless.methods.learner import Learner
+from forgetless.methods.loader import Feed
+from forgetless.repair.buffer import Buffer
+from forgetless.repair.sensitivity import boundaries
+from forgetless.training.clock import Clock
+from forgetless.training.evaluation import Accuracies
+from forgetless.training.events import EpochLoss, GroupChanges, Repaired, Result
+from forgetless.training.freeze import set_frozen, tensors_to_freeze
+from forgetless.training.plain import copied, flatten, to_hashable
+from forgetless.training.repair import Repair
+from forgetless.training.settings import TrainSettings
+
+COMPUTED = {"device", "precision", "capture", "deterministic", "resident"}  # settings that may change on a resume
 
 
-def check_plain(state: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` if a state holds anything but plain data and tensors."""
-    flatten(state, {})
+@dataclass
+class Position:
+    """How far a run is. Tasks, epochs and batches count from 0."""
+
+    step: int = 0  # steps taken so far
+    task: int = 0
+    epoch: int = 0
+    batch: int = 0
 
 
-def flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Plain data, with the name of a tensor in place of each; one that is there twice has one name."""
-    if isinstance(value, Tensor):
-        name = str(id(value))
-        tensors[name] = value
-        return {"$tensor": name}
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) and not key.startswith("$") for key in value):
-            return {key: flatten(part, tensors) for key, part in value.items()}
-        for key in value:
-            if not isinstance(key, bool | int | float | str | None):
-                raise TypeError(f"a {type(key).__name__} as a key cannot be kept in a checkpoint, only plain data")
-        return {"$items": [[key, flatten(part, tensors)] for key, part in value.items()]}
-    if isinstance(value, list | tuple):
-        return [flatten(part, tensors) for part in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(f"a {type(value).__name__} cannot be kept in a checkpoint, only plain data and tensors")
+@dataclass
+class Measured:
+    """What a run has measured so far."""
+
+    untrained: tuple[float, ...] = ()
+    before_finetuning: tuple[float, ...] | None = None
+    class_il: list[tuple[float, ...]] = field(default_factory=list)
+    task_il: list[tuple[float, ...]] = field(default_factory=list)
+    losses: list[EpochLoss] = field(default_factory=list)
+    finetunings: list[Repaired] = field(default_factory=list)
+
+    def add(self, accuracies: Accuracies) -> None:
+        """Add a row to both accuracy matrices."""
+        self.class_il.append(tuple(accuracies.class_il))
+        self.task_il.append(tuple(accuracies.task_il))
 
 
-def unflatten(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if set(value) == {"$tensor"}:
-            return tensors[value["$tensor"]]
-        if set(value) == {"$items"}:
-            return {key: unflatten(part, tensors) for key, part in value["$items"]}
-        return {key: unflatten(part, tensors) for key, part in value.items()}
-    return [unflatten(part, tensors) for part in value] if isinstance(value, list) else value
+class RunState:
+    """All parts of one run. Making it moves the network and the stream to the device and begins the method."""
+
+    def __init__(
+        self, stream: Stream, method: Method, network: nn.Module, settings: TrainSettings, engine: Engine
+    ) -> None:
+        self.clock = Clock()
+        self.position = Position()
+        self.measured = Measured()
+        self.method, self.network, self.settings, self.engine = method, network, settings, engine
+        self.loader: Feed | None = None  # of the task under way
+        self.pending: dict[str, Tensor] | None = None  # examples the buffer takes after the finetuning under way
+        self.resumable = False  # whether a state may be saved now
+        self.finishing = False  # whether the method's finish() is under way
+        self.trained = False  # whether the run was resumed after its training
+
+        network.to(engine.device).train()
+        engine.suit(network)
+        if engine.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._stream = stream  # as it was passed: runs that share it also share its checksum
+        resident = fits(stream, engine.device) if settings.resident is None else settings.resident
+        self.stream = stream.to(engine.device, images=resident)
+        self.tasks = self.stream.joint().tasks[:1] if method.joint else self.stream.tasks
+
+        finetune, seed = settings.finetune, settings.seed
+        memory = method.memory if method.memory != "none" or finetune is None else "reservoir"
+        self.offers = memory in ("reservoir", "balanced")  # whether every batch is offered to the buffer
+        self.columns = {*method.columns, "logits"} if finetune is not None and finetune.distill else {*method.columns}
+        generator = engine.generator(seed + 1)  # made even without a buffer, so that a state fits runs with one
+        self.buffer = None
+        if memory != "none":
+            policy = "balanced" if memory == "balanced" else settings.policy
+            self.buffer = Buffer(settings.buffer, policy=policy, device=engine.device, generator=generator)
+        self.learner = Learner(
+            network, self.stream, lr=settings.lr, batch=settings.batch, replay=settings.replay,
+            weight_decay=settings.weight_decay, buffer=self.buffer, engine=engine, seed=seed,
+            costs=_known_costs(method, network, stream, settings),
+        )  # fmt: skip
+        method.begin(self.learner)
+        self.order = engine.generator(seed + 2)  # of the training examples
+        self.repair = Repair(unwrap(network), self.learner, finetune, engine.generator(seed + 3))
+        self.frozen = tensors_to_freeze(unwrap(network), method, self.repair.selection, settings.freeze)
+
+    def freeze(self) -> None:
+        """Freeze the groups that the settings name, and train the others."""
+        set_frozen(unwrap(self.network), self.frozen)
+        self.learner.take_parameters()
+
+    def load_task(self) -> Feed:
+        """Return a new loader of the current task's training examples."""
+        examples = self.tasks[self.position.task].train
+        self.loader = Feed(examples, self.settings.batch, self.engine, self.order, least=self.learner.least)
+        return self.loader
+
+    def result(self) -> Result:
+        """Return what the run has measured, once it is over."""
+        repair, tracker, measured = self.repair, self.repair.tracker, self.measured
+        changes = tracker.task_changes() if self.method.tells_sensitivity else {}  # else they are the finetuning's
+        comparisons = len({row.task for row in tracker.between_tasks}) if changes else 0
+        return Result(
+            accuracy_matrix=tuple(measured.class_il),
+            task_il_matrix=tuple(measured.task_il),
+            untrained=measured.untrained,
+            before_finetuning=measured.before_finetuning,
+            losses=tuple(measured.losses),
+            epoch_changes=tuple(GroupChanges(*row[:2], repair.groups(row)) for row in tracker.between_epochs),
+            task_changes=tuple(GroupChanges(*row[:2], repair.groups(row)) for row in tracker.between_tasks),
+            tensor_changes=repair.tensor_changes(),
+            boundaries=tuple(boundaries([repair.weights(row) for row in tracker.between_epochs])),
+            profile=repair.selection.profile(changes, comparisons),
+            finetunings=tuple(measured.finetunings),
+            flops=self.learner.ledger.to_dict(),
+            seconds={phase: round(value, 3) for phase, value in self.clock.seconds().items()},
+            steps=self.position.step,
+            network=self.network,
+            engine=self.engine.to_dict(),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs, as plain data and tensors."""
+        position, measured, learner, repair = self.position, self.measured, self.learner, self.repair
+        return {
+            "settings": identity(self._stream, self.method, self.settings),
+            "place": [position.step, position.task, position.epoch, position.batch],
+            "network": {name: tensor.detach().clone() for name, tensor in self.network.state_dict().items()},
+            "buffer": None if self.buffer is None else self.buffer.state_dict(),
+            "method": copied(self.method.state_dict(learner)),  # a method may change its tensors in place
+            "tracker": repair.tracker.state_dict(),
+            "chosen": None if repair.selection.fixed else repair.selection.chosen,
+            "finetuned": learner.finetuned,
+            "feed": None if self.loader is None else self.loader.state_dict(),
+            "finetuning": repair.state_dict(),
+            "waits": copied(self.pending),
+            "finishing": self.finishing,
+            "before": measured.before_finetuning,
+            "ledger": learner.ledger.state_dict(),
+            "costs": [[key, flops] for key, flops in learner.costs.items()] if compiled(self.network) else [],
+            "engine": self.engine.state_dict(),
+            "untrained": measured.untrained,
+            "class_il": list(measured.class_il),
+            "task_il": list(measured.task_il),
+            "losses": [tuple(row) for row in measured.losses],
+            "finetunings": [[f.step, f.groups, f.first_loss, f.last_loss] for f in measured.finetunings],
+            "seconds": self.clock.seconds(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from what ``state_dict`` returned."""
+        self.position = Position(*state["place"])
+        try:
+            self.network.load_state_dict(state["network"])
+        except RuntimeError as error:
+            raise ValueError(f"the state is of another network; resume with that, or start again: {error}") from error
+        self.trained = state["before"] is not None
+        self.finishing = state["finishing"]
+        if self.frozen and (self.position.task > 0 or self.trained or self.finishing):
+            self.freeze()
+        if self.buffer is not None:
+            self.buffer.load_state_dict(state["buffer"])
+        self.method.load_state_dict(self.learner, state["method"])
+        self.repair.tracker.load_state_dict(state["tracker"])
+        if not self.repair.selection.fixed:
+            self.repair.selection.chosen = None if state["chosen"] is None else tuple(state["chosen"])
+        self.learner.finetuned = state["finetuned"]
+        if state["feed"] is not None:
+            self.load_task().load_state_dict(state["feed"])
+        self.repair.load_state_dict(state["finetuning"])
+        if state["waits"] is not None:
+            self.pending = {name: rows.to(self.engine.device) for name, rows in state["waits"].items()}
+        self.learner.ledger.load_state_dict(state["ledger"])
+        self.learner.costs.update({to_hashable(key): flops for key, flops in state["costs"]})
+        self.measured = Measured(
+            untrained=tuple(state["untrained"]),
+            before_finetuning=tuple(state["before"]) if self.trained and self.settings.finetune is not None else None,
+            class_il=[tuple(row) for row in state["class_il"]],
+            task_il=[tuple(row) for row in state["task_il"]],
+            losses=[EpochLoss(*row) for row in state["losses"]],
+            finetunings=[Repaired(step, tuple(groups), *losses) for step, groups, *losses in state["finetunings"]],
+        )
+        self.clock.resume(state["seconds"])
+        self.engine.load_state_dict(state["engine"])
 
 
-def to_hashable(value: Any) -> Any:
-    """With tuples for lists, as it was before it was written down."""
-    return tuple(map(to_hashable, value)) if isinstance(value, list | tuple) else value
+def identity(stream: Stream, method: Method, settings: TrainSettings) -> dict[str, Any]:
+    """Return what must be the same in all parts of a run, as plain data."""
+    options = {name: getattr(method, name) for name in settings_of(type(method))}
+    chosen = {name: value for name, value in asdict(settings).items() if name not in COMPUTED}
+    return {
+        "stream": stream.name,
+        "data": stream.checksum,
+        "method": type(method).__name__,
+        **{name: value for name, value in options.items() if isinstance(value, bool | int | float | str)},
+        **flatten(chosen, {}),
+    }
 
 
-def copied(value: Any, device: str | None = None) -> Any:
-    """The same, with tensors of its own, where they were or on ``device``."""
-    if isinstance(value, Tensor):
-        return value.detach().to(device or value.device, copy=True)
-    if isinstance(value, Mapping):
-        return {key: copied(part, device) for key, part in value.items()}
-    return [copied(part, device) for part in value] if isinstance(value, list | tuple) else value
+def check_state(state: Mapping[str, Any], stream: Stream, method: Method, settings: TrainSettings) -> None:
+    """Raise ``ValueError`` if ``state`` is not the state of a run with these parts."""
+    if not isinstance(state, Mapping) or not {"settings", "place", "network"} <= state.keys():
+        raise ValueError(f"state is a {type(state).__name__}, not the state of a run; pass what state_dict returned")
+    saved = state["settings"]
+    trained = state["before"] is not None and state["finetuning"] is None  # the finetuning may differ: see Trained
+    for name, value in identity(stream, method, settings).items():
+        if saved.get(name, value) == value or (name == "finetune" and trained):
+            continue
+        if name == "data":
+            raise ValueError(f"the data of {stream.name!r} differs from the data that the state was trained on")
+        raise ValueError(
+            f"{name} is {value!r}, but the state is of a run with {saved[name]!r}: resume with that, or start again"
+        )
+
+
+def is_built_in(part: Method | nn.Module) -> bool:
+    """Return whether a method or network is part of forgetless. These replay as CUDA graphs with the same results."""
+    return type(part).__module__.startswith(("forgetless.methods.", "forgetless.networks."))
+
+
+def fits(stream: Stream, device: torch.device) -> bool:
+    """Return whether all images may be kept on the device: a GPU must have twice the memory free that they take."""
+    if device.type != "cuda" or stream.tasks[0].train.x.is_cuda:
+        return True
+    return stream.bytes < torch.cuda.mem_get_info(device)[0] / 2
+
+
+def _known_costs(method: Method, network: nn.Module, stream: Stream, settings: TrainSettings) -> dict[object, int]:
+    """Return the FLOPs that earlier runs of this process counted for the same steps.
+
+    Only for parts of forgetless, which their text describes fully. A compiled network always counts for itself: the
+    step that is counted is not compiled, and this must be the same step in every run.
+    """
+    if not (is_built_in(method) and is_built_in(unwrap(network))) or compiled(network):
+        return {}
+    trained = tuple(parameter.requires_grad for parameter in network.parameters())
+    tasks = stream.shape, stream.classes, len(stream.tasks)
+    return known((repr(network), trained, repr(method), *tasks, settings.replay, settings.freeze))

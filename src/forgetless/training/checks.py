@@ -1,0 +1,74 @@
+"""Check the parts of a run against each other before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from forgetless.data.stream import Stream
+from forgetless.methods import Method
+from forgetless.methods.learner import Learner
+from forgetless.methods.method import check_declared
+from forgetless.repair.finetune import NonFiniteError
+from forgetless.repair.settings import Finetune
+from forgetless.training.settings import TrainSettings
+
+
+def check_parts(stream: Stream, method: Method, network: nn.Module, settings: TrainSettings) -> None:
+    """Raise ``ValueError`` for parts that do not fit each other."""
+    kinds = {"stream": (stream, Stream), "method": (method, Method), "network": (network, nn.Module)}
+    for part, (value, kind) in kinds.items():
+        if not isinstance(value, kind):
+            given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+            raise ValueError(f"{part} is {given}; it must be an object of the class {kind.__name__}")
+    check_declared(method)
+    name, buffer, policy = type(method).__name__, settings.buffer, settings.policy
+    if stream.scenario not in method.scenarios:
+        raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
+    if method.memory != "none" and buffer < settings.replay:
+        raise ValueError(
+            f"buffer is {buffer}, but {settings.replay} examples are drawn at a time (replay); "
+            f"it must be {settings.replay} or more"
+        )
+    if policy != "reservoir" and method.memory in ("balanced", "own"):
+        raise ValueError(f"policy is {policy!r}, but {name} fills the buffer in its own way: leave it out")
+    if policy != "reservoir" and method.memory == "none" and settings.finetune is None:
+        raise ValueError(f"policy is {policy!r}, but neither {name} nor a finetuning uses a buffer: leave it out")
+    if settings.finetune is not None:
+        _check_finetune(settings.finetune, buffer, stream, method)
+
+
+def _check_finetune(finetune: Finetune, buffer: int, stream: Stream, method: Method) -> None:
+    name = type(method).__name__
+    if buffer < finetune.batch:
+        raise ValueError(
+            f"buffer is {buffer}, but finetuning draws {finetune.batch} examples at a time; "
+            f"it must be {finetune.batch} or more"
+        )
+    pixels = min(stream.shape[-2:]) if len(stream.shape) == 3 else 0
+    if finetune.pad and finetune.pad >= pixels:
+        valid = f"below the images' {pixels} pixels" if pixels else f"0: examples of shape {stream.shape} are no images"
+        raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {valid}")
+    if finetune.groups == "auto" and not method.tells_sensitivity:
+        raise ValueError(f"groups is 'auto', but {name} never trains on one task after another: name the groups")
+    if finetune.distill and method.memory in ("own", "balanced") and "logits" not in method.columns:
+        raise ValueError(f"distill is {finetune.distill}, but the memory of {name} holds no logits to distil from")
+
+
+@contextmanager
+def explain_wrong_inputs(learner: Learner, method: Method, stream: Stream) -> Iterator[None]:
+    """Add to the error of a network that cannot process the stream's images what the images are."""
+    try:
+        yield
+    except torch.OutOfMemoryError:  # another lane may free memory
+        raise
+    except (RuntimeError, TypeError) as error:
+        predicts_itself = type(method).predict is not Method.predict
+        if predicts_itself or isinstance(error, NonFiniteError) or "CUDA" in str(error):
+            raise
+        example = learner.blank(1)
+        images = f"images of {stream.name!r}, {tuple(example.shape[1:])} in {example.dtype}"
+        raise ValueError(f"the network cannot take {images}: {error}") from error
