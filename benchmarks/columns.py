@@ -16,22 +16,23 @@ again, so each can be stopped at any moment. A row ``fpf+er`` holds ``er`` too: 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from committed import add, search_file
 from forgetless.experiments import record
 from forgetless.experiments import run as build
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.paper.reproduce import way
 from provenance import provenance
 
-RESULTS = Path(__file__).parent.parent / "results"
 Point = dict[str, Any]
 Grid = dict[str, list[Any]]
 
@@ -462,24 +463,21 @@ def finals(buffer: int, arguments: argparse.Namespace) -> list[Settings]:
     ]
 
 
-def copy(settings: Settings, work: Path, folder: Path, *, whole: bool = False) -> None:
-    """The record of a run, less what takes room unless it is wanted ``whole``."""
-    made = record.find(work, settings)
-    if made is None:
-        print(f"no record of {settings.label} seed {settings.seed}")
-        return
-    target = record.path(folder, settings)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(made.to_dict() | ({} if whole else {"tensor_changes": {}})) + "\n")
+def finished(runs: Iterable[Settings], work: Path, *, whole: bool = False) -> Iterator[record.Record]:
+    """Yield the records of the finished runs, without the changes of single tensors unless ``whole``."""
+    for settings in runs:
+        made = record.find(work, settings)
+        if made is None:
+            print(f"no record of {settings.label} seed {settings.seed}")
+        else:
+            yield made if whole else dataclasses.replace(made, tensor_changes={})
 
 
 def keep(arguments: argparse.Namespace) -> None:
-    folder = RESULTS / column(arguments)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Add the records of the final runs and the search to results/."""
     for buffer in arguments.buffer:
-        for one in finals(buffer, arguments):
-            copy(one, arguments.work, folder)
-        shutil.copy(chosen_path(arguments.work, buffer, arguments), folder)
+        add(column(arguments), finished(finals(buffer, arguments), arguments.work))
+        shutil.copy(chosen_path(arguments.work, buffer, arguments), search_file(column(arguments), buffer))
 
 
 def main() -> None:

@@ -4,7 +4,7 @@
     python benchmarks/studies.py keep freeze --stream seq-cifar10 --seeds 3 --work FOLDER
 
 ``run`` trains what ``forgetless reproduce freeze`` plans, in lanes; ``keep`` copies the records, less what takes room,
-into results/studies/. What has a record in FOLDER is not done again. ``--points`` leaves out lines of a figure.
+into results/studies.jsonl. What has a record in FOLDER is not done again. ``--points`` leaves out lines of a figure.
 ``bn-dynamics`` and ``filter-dynamics`` are kept whole, since they are about single tensors.
 """
 
@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from columns import RESULTS, copy, run
+from columns import finished, run
+from committed import add
 from forgetless.experiments.settings import Settings
 from forgetless.paper.filters import measure
 from forgetless.paper.reproduce import Options, runs
@@ -57,8 +58,7 @@ def main() -> None:
     elif arguments.what == "run":
         run(planned(arguments), arguments)
     else:
-        for settings in planned(arguments):
-            copy(settings, arguments.work, RESULTS / "studies", whole=arguments.item in WHOLE)
+        add("studies", finished(planned(arguments), arguments.work, whole=arguments.item in WHOLE))
 
 
 if __name__ == "__main__":
