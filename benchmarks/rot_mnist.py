@@ -6,13 +6,12 @@ python benchmarks/rot_mnist.py --work FOLDER
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 
+from committed import add
+from forgetless.experiments import record
 from forgetless.experiments.settings import resolve
 from seq_mnist import accuracies
-
-RECORDS = Path(__file__).parent / "records" / "rot-mnist"
 
 
 def main() -> None:
@@ -24,10 +23,9 @@ def main() -> None:
         for method in ("er", "der", "derpp")
         for seed in range(3)
     ]
-    RECORDS.mkdir(parents=True, exist_ok=True)
     for run, accuracy in accuracies(runs, work):
         print(run.label, run.seed, accuracy, flush=True)
-        shutil.copyfile(work / run.id / "record.json", RECORDS / f"{run.label}-{run.seed}.json")
+    add("rot-mnist", (record.of(work, run) for run in runs))
 
 
 if __name__ == "__main__":

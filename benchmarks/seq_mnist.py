@@ -5,7 +5,7 @@
 
 FPF's learning rate and threshold are searched with the two best points of its method, and with five seeds, since they
 matter less than the seed does. Two processes with one thread each; what is in FOLDER already is not done again.
-``search`` writes records/seq-mnist/search.json, ``final`` the records beside it.
+``search`` writes results/searches/seq-mnist-500.json, ``final`` results/seq-mnist.jsonl.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from committed import add, search, search_file
 from forgetless.experiments import record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.experiments.sweep import Done, Failed, Planned, sweep
 
-RECORDS = Path(__file__).parent / "records" / "seq-mnist"
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "k-fpf+sgd": {"lr": [0.01, 0.03, 0.1], "ft_lr": [0.03, 0.1, 0.3], "every": [50, 100, 300]},
@@ -60,7 +59,7 @@ def points(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def search(work: Path) -> None:
+def search_grids(work: Path) -> None:
     found: dict[str, list[dict[str, Any]]] = {}
     best: dict[str, dict[str, Any]] = {}
 
@@ -81,18 +80,16 @@ def search(work: Path) -> None:
     go({row: points(grid) for row, grid in GRIDS.items()}, 2)
     top = {row: sorted(found[row], key=lambda entry: -entry["validation_accuracy"])[:2] for row in FPF}
     go({f"fpf+{row}": [{**e["point"], **point} for e in top[row] for point in points(FPF_GRID)] for row in FPF}, 5)
-    RECORDS.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"command": "python benchmarks/seq_mnist.py search", "best": best, "grid": found}, indent=1)
-    (RECORDS / "search.json").write_text(text + "\n")
+    search_file("seq-mnist", 500).write_text(text + "\n")
 
 
 def final(work: Path) -> None:
-    best = json.loads((RECORDS / "search.json").read_text())["best"]
+    best = search("seq-mnist", 500)["best"]
     chosen = [settings(row, point, seed, validation=False) for row, point in best.items() for seed in range(5)]
     for run, accuracy in accuracies(chosen, work):
         print(run.label, run.seed, accuracy, flush=True)
-        target = RECORDS / f"{run.label}-{run.seed}.json"
-        shutil.copyfile(work / run.id / "record.json", target)
+    add("seq-mnist", (record.of(work, run) for run in chosen))
 
 
 def main() -> None:
@@ -100,7 +97,7 @@ def main() -> None:
     parser.add_argument("stage", choices=("search", "final"))
     parser.add_argument("--work", type=Path, required=True)
     arguments = parser.parse_args()
-    (search if arguments.stage == "search" else final)(arguments.work)
+    (search_grids if arguments.stage == "search" else final)(arguments.work)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from forgetless.paper import published as targets
 from pages import studies
 from pages.found import (
     COLUMNS,
-    HERE,
     MASKED,
     REPAIRABLE,
     accuracies,
@@ -120,7 +119,7 @@ def page() -> str:
         points = points_of(measured(stream, buffer))
         alone = uncropped(stream, buffer).get("k-fpf-kd")
         gain[stream, buffer] = (mean(alone) if alone else points["k-fpf-kd"][1]) - points["k-fpf-ce"][1]
-    turned = points_of(rows(HERE / "records" / "rot-mnist") | measured("rot-mnist", 500))
+    turned = points_of(rows("rot-mnist"))
     same = {
         entry["point"].get("kd", 0.0): entry["validation_accuracy"]
         for row in ("k-fpf-ce", "k-fpf-kd")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from committed import records, search
 from forgetless.experiments import record
 from forgetless.paper import published as targets
+from forgetless.paper.reproduce import Line, Measured
 
 HERE = Path(__file__).parent.parent
 DOCS = HERE.parent / "docs"
@@ -24,18 +25,11 @@ def read(name: str) -> Any:
     return json.loads((HERE / "records" / name).read_text())
 
 
-def rows(folder: Path) -> dict[str, list[record.Record]]:
+def rows(column: str) -> dict[str, list[record.Record]]:
     found: dict[str, list[record.Record]] = {}
-    for file in sorted(folder.glob("*-[0-9].json")):
-        made = record.read(file)
+    for made in sorted(records(column), key=lambda made: (made.label, made.settings["seed"])):
         found.setdefault(made.label, []).append(made)
     return found
-
-
-@cache
-def records(folder: str) -> tuple[record.Record, ...]:
-    """Those in a folder of results, read once."""
-    return tuple(map(record.read, record.files(HERE.parent / "results" / folder)))
 
 
 def measured(stream: str, buffer: int, *, anytime: bool = False) -> dict[str, list[record.Record]]:
@@ -56,6 +50,15 @@ def measured(stream: str, buffer: int, *, anytime: bool = False) -> dict[str, li
     return found
 
 
+def recorded(lines: Sequence[Line]) -> list[Measured]:
+    """Return the lines of the studies that have records, each with its records."""
+    by_id = {made.id: made for made in records("studies")}
+    found = [
+        Measured(line, tuple(by_id[one.settings.id] for one in line.runs if one.settings.id in by_id)) for line in lines
+    ]
+    return [one for one in found if one.records]
+
+
 def trained_elsewhere(stream: str, buffer: int) -> dict[str, list[record.Record]]:
     """Runs of FPF in the further tables whose method has no run in this column: for its accuracies before FPF."""
     own = measured(stream, buffer)
@@ -69,8 +72,7 @@ def trained_elsewhere(stream: str, buffer: int) -> dict[str, list[record.Record]
 
 def chosen_rows(stream: str, buffer: int) -> dict[str, Any]:
     """What was searched for and chosen, by row."""
-    file = HERE.parent / "results" / stream / f"chosen-{stream}-{buffer}.json"
-    found: dict[str, Any] = json.loads(file.read_text())["rows"]
+    found: dict[str, Any] = search(stream, buffer)["rows"]
     return found
 
 

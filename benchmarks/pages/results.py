@@ -10,11 +10,10 @@ from forgetless.experiments.settings import Settings
 from forgetless.experiments.sweep import Planned
 from forgetless.paper import movement
 from forgetless.paper import published as targets
-from forgetless.paper.reproduce import Line, Measured, Options, measure
+from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS
 from pages.found import (
     COLUMNS,
-    HERE,
     MASKED,
     REPAIRABLE,
     chosen_rows,
@@ -22,6 +21,7 @@ from pages.found import (
     finetuned,
     listed,
     measured,
+    recorded,
     rows,
     settings,
     spread,
@@ -39,7 +39,7 @@ BEFORE_MASKED = (
 
 
 def page() -> str:
-    mlp = rows(HERE / "records" / "seq-mnist")
+    mlp = rows("seq-mnist")
     lines = [
         "# Results",
         "",
@@ -55,7 +55,7 @@ def page() -> str:
     lines += [
         "The paper's column for the MLP. Settings were chosen on the validation split (10 % of the training images),",
         "mean of two seeds for each point of the grids in `benchmarks/seq_mnist.py`, of five for FPF's; the whole grid is in",
-        "`records/seq-mnist/search.json`. FPF was searched with the thresholds 1, at which S_g takes the last layer, and 0.5,",
+        "`results/searches/seq-mnist-500.json`. FPF was searched with the thresholds 1, at which S_g takes the last layer, and 0.5,",
         "at which it takes the last two; k-FPF with the paper's 0.3, which here takes all three. The chosen point of each row was",
         "then trained on all training images with five seeds. Accuracy in percent, mean ± standard deviation.",
         "",
@@ -76,7 +76,7 @@ def page() -> str:
             f"| {label} | {paper:.2f} ± {deviation:.2f} | {spread(accuracies, 2)} | "
             f"{mean(accuracies) - paper:+.2f} | {gflops:.0f} | {finetuned(found) or '–'} | {settings(found)} |"
         )
-    rot = rows(HERE / "records" / "rot-mnist")
+    rot = rows("rot-mnist")
     lines += [
         "",
         "## Rotated MNIST, MLP, buffer 500, one epoch",
@@ -104,11 +104,11 @@ def page() -> str:
 
 def rotated(others: dict[str, list[record.Record]]) -> list[str]:
     """k-FPF on Rotated MNIST beside DER and DER++: a column of the paper's table of many epochs."""
-    found = others | measured("rot-mnist", 500)
+    found = others
     lines = [
         "",
         "k-FPF on it beside DER and DER++, one epoch as in the paper, whose table of 50 epochs has it. Its settings were chosen on the validation",
-        "split, one seed for each point (`results/rot-mnist/chosen-rot-mnist-500.json`). On a CPU; commands: `python benchmarks/columns.py search --stream",
+        "split, one seed for each point (`results/searches/rot-mnist-500.json`). On a CPU; commands: `python benchmarks/columns.py search --stream",
         "rot-mnist --device cpu --work FOLDER`, then `final`, then `keep`; one row: `forgetless reproduce many-epochs --stream rot-mnist --rows k-fpf-kd`.",
         "",
         "| | paper | ours | seeds | difference | TFLOPs | settings |",
@@ -145,7 +145,7 @@ def column(stream: str, buffer: int) -> list[str]:
             "seq-pacs": " for Seq-TinyImageNet",
         }.get(stream, "")
         + " but for what was searched for:",
-        f"that, and those of FPF and k-FPF, were chosen on the validation split, one seed for each point (`results/{stream}/chosen-{stream}-{buffer}.json`",
+        f"that, and those of FPF and k-FPF, were chosen on the validation split, one seed for each point (`results/searches/{stream}-{buffer}.json`",
         "has them all); tests are of runs on all training images. A method's own row is its accuracy before FPF's finetuning, in the same runs",
         "(`tests/training/test_loop.py` shows that they are the same)."
         + "".join(
@@ -275,11 +275,11 @@ def panels() -> dict[str, tuple[str, list[record.Record]]]:
     found = {
         "VGG-11 on Seq-CIFAR-10 (panels a, b)": ("seq-cifar10-vgg11", measured("seq-cifar10-vgg11", 500)["sgd"]),
         "ResNet-18 on Seq-CIFAR-10 (panels c, d)": ("seq-cifar10", measured("seq-cifar10", 500)["sgd"]),
-        "MLP on Seq-MNIST (panel e)": ("seq-mnist", rows(HERE / "records" / "seq-mnist")["sgd"]),
+        "MLP on Seq-MNIST (panel e)": ("seq-mnist", rows("seq-mnist")["sgd"]),
         "ResNet-18 on Seq-OrganAMNIST (f)": ("seq-organamnist", measured("seq-organamnist", 500)["sgd"]),
     }
     lines = ITEMS["dynamics"].lines(Options(device="cuda"))
-    for one in measure([line for line in lines if line.name.startswith("g: ")], HERE.parent / "results" / "studies"):
+    for one in recorded([line for line in lines if line.name.startswith("g: ")]):
         found["ResNet-18 on Seq-CIFAR-10, ER with a buffer of 2,000 (g)"] = ("seq-cifar10-er", list(one.records))
     return found | {"ResNet-18 on Seq-PACS (h)": ("seq-pacs", measured("seq-pacs", 500)["sgd"])}
 

@@ -8,19 +8,18 @@ from statistics import mean, median, stdev
 from forgetless.experiments import record
 from forgetless.paper import movement
 from forgetless.paper import published as targets
-from forgetless.paper.reproduce import Measured, Options, measure
+from forgetless.paper.reproduce import Measured, Options
 from forgetless.paper.studies import ITEMS
 from forgetless.paper.tables import chosen_and_all
-from pages.found import DOCS, HERE, chosen_rows, measured, read
+from pages.found import DOCS, chosen_rows, measured, read, recorded
 from pages.results import table
 
-RECORDS = HERE.parent / "results" / "studies"
 VGG = "seq-cifar10-vgg11"
 
 
 def found(item: str, stream: str | None = None) -> list[Measured]:
     """What the records have of what ``forgetless reproduce`` plans for an item."""
-    return measure(ITEMS[item].lines(Options(stream=stream, seeds=5, device="cuda")), RECORDS)
+    return recorded(ITEMS[item].lines(Options(stream=stream, seeds=5, device="cuda")))
 
 
 def page() -> str:
@@ -78,7 +77,7 @@ def vgg() -> list[str]:
     return [
         "## VGG-11 on Seq-CIFAR-10",
         "",
-        f"Searched for on the validation split, {len(grid)} points, one seed each (`results/{VGG}/chosen-{VGG}-500.json`), then {seeds} seeds on all training images;",
+        f"Searched for on the validation split, {len(grid)} points, one seed each (`results/searches/{VGG}-500.json`), then {seeds} seeds on all training images;",
         f"torch {own['sgd'][0].versions['torch']}. It has no batch norm, and does not take a ResNet's learning rates: of {tried} points with 0.03 or more {fast} diverged, of {len(grid) - tried} with 0.01 {len(diverged) - fast}.",
         f"So did final runs with the settings that were chosen: {', '.join(f'{count} of {seeds} of {row}' for row, count in lost.items())}. How its weights begin may be the reason, and why most rows",
         "fall short of the paper's: other beginnings have yet to be measured."

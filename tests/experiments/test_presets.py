@@ -9,7 +9,6 @@ from forgetless.experiments.presets import preset
 from forgetless.experiments.settings import resolve
 from forgetless.paper.reproduce import way
 
-RECORDS = Path(__file__).parents[2] / "benchmarks" / "records"
 RESULTS = Path(__file__).parents[2] / "results"
 
 
@@ -78,17 +77,16 @@ def test_the_papers_grids_are_whole(stream):
 
 
 def test_the_searched_settings_are_those_of_the_committed_search():
-    best = json.loads((RECORDS / "seq-mnist" / "search.json").read_text())["best"]
+    best = json.loads((RESULTS / "searches" / "seq-mnist-500.json").read_text())["best"]
     assert presets.SEARCHED["seq-mnist"] == {row: {"batch": 10, **point} for row, point in best.items()}
     value, source = preset("seq-mnist", "er", "fpf", 500)["ft_lr"]
     assert value == best["fpf+er"]["ft_lr"]
     assert source == "searched on validation, fpf+er"
 
 
-@pytest.mark.parametrize("file", sorted(RECORDS.glob("*-mnist/*-[0-9].json")), ids=lambda file: file.stem)
-def test_every_committed_record_is_repeated_by_its_command(file):
+@pytest.mark.parametrize("made", record.read_lines(RESULTS / "seq-mnist.jsonl"), ids=lambda made: made.id)
+def test_every_committed_record_is_repeated_by_its_command(made):
     """`forgetless run STREAM METHOD [--fpf | --k-fpf] --buffer 500 --seed S` has the settings of the record."""
-    made = record.read(file)
     given = {"buffer": 500, "seed": made.settings["seed"]}
     if made.settings["repair"] != "none":
         given["repair"] = made.settings["repair"]
@@ -102,7 +100,7 @@ def test_a_network_that_is_not_the_streams_own_can_have_presets_of_its_own():
     )
     assert preset("seq-cifar10", "er", "fpf", 500, network="resnet18")["lr"][0] == 0.1
     assert resolve("seq-cifar10", "sgd", {"network": "vgg11", "repair": "k-fpf"})[0].ft_lr == 0.01
-    chosen = json.loads((RESULTS / "seq-cifar10-vgg11" / "chosen-seq-cifar10-vgg11-500.json").read_text())["rows"]
+    chosen = json.loads((RESULTS / "searches" / "seq-cifar10-vgg11-500.json").read_text())["rows"]
     for row, own in chosen.items():
         repair, _, method = row.rpartition("+")
         settings = way(row, "seq-cifar10") if row == "k-fpf-ce" else (method, {"repair": repair} if repair else {})

@@ -21,6 +21,21 @@ def test_a_record_comes_back_as_it_was_written(made, tmp_path):
     assert [record.read(file) for file in record.files(tmp_path)] == [made]
 
 
+def test_a_json_lines_file_holds_one_record_per_line(made, tmp_path):
+    file = tmp_path / "column.jsonl"
+    file.write_text(2 * f"{json.dumps(made.to_dict())}\n")
+    assert record.read_lines(file) == [made, made]
+    assert record.files(tmp_path) == record.files(file) == [file]
+    assert record.read_those([file]) == ([(file, made), (file, made)], [])
+
+
+def test_a_line_that_is_no_record_is_named(made, tmp_path):
+    file = tmp_path / "column.jsonl"
+    file.write_text(f"{json.dumps(made.to_dict())}\n{{}}\n")
+    with pytest.raises(ValueError, match=r"column\.jsonl, line 2, is not a record: format None"):
+        record.read_lines(file)
+
+
 def test_nothing_is_left_beside_a_record(made, tmp_path):
     record.write(made, tmp_path / "record.json")
     assert [path.name for path in tmp_path.iterdir()] == ["record.json"]

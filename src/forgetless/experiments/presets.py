@@ -127,9 +127,8 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     },
 }
 
-# Chosen on the validation split: seq-mnist with buffer 500 (benchmarks/seq_mnist.py, benchmarks/records/seq-mnist/
-# search.json), rot-mnist and seq-tinyimagenet with 500, the others with 200 and 500
-# (benchmarks/columns.py, results/…/chosen-….json).
+# Chosen on the validation split (results/searches/): seq-mnist with buffer 500 (benchmarks/seq_mnist.py), rot-mnist and
+# seq-tinyimagenet with 500, the others with 200 and 500 (benchmarks/columns.py).
 # ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {

@@ -81,8 +81,19 @@ def write_json(values: dict[str, Any], file: Path) -> None:
 
 def read(file: Path) -> Record:
     """A record; an error that names the file if it is none."""
+    return _parse(file.read_bytes(), str(file))
+
+
+def read_lines(file: Path) -> list[Record]:
+    """Return the records of a JSON-lines file, which holds one record per line."""
+    lines = file.read_bytes().splitlines()
+    return [_parse(line, f"{file}, line {number},") for number, line in enumerate(lines, start=1)]
+
+
+def _parse(text: bytes, source: str) -> Record:
+    """Return the record in a text; raise an error that names its source if it is none."""
     try:
-        values = json.loads(file.read_text())
+        values = json.loads(text.decode())
         if values.get("format") != FORMAT:
             raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
         made = Record(**values)
@@ -90,7 +101,7 @@ def read(file: Path) -> Record:
         return made
     except (UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"{file} is not a record: {reason}") from None
+        raise ValueError(f"{source} is not a record: {reason}") from None
 
 
 @cache
@@ -155,15 +166,21 @@ def read_those(files: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[s
     found, problems = [], []
     for file in files:
         try:
-            found.append((file, read(file)))
+            records = read_lines(file) if file.suffix == ".jsonl" else [read(file)]
+            found += [(file, record) for record in records]
         except (ValueError, OSError) as error:
             problems.append(str(error))
     return found, problems
 
 
 def files(folder: Path) -> list[Path]:
-    """Those of the records in a folder, at any depth."""
-    return sorted(folder.glob("**/record.json"))
+    """Return the files with records in a folder: every record.json at any depth, every .jsonl at its top.
+
+    A .jsonl file itself stands for its own records.
+    """
+    if folder.suffix == ".jsonl" and folder.is_file():
+        return [folder]
+    return sorted([*folder.glob("**/record.json"), *folder.glob("*.jsonl")])
 
 
 def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
