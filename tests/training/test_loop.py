@@ -12,7 +12,8 @@ from forgetless import Finetune, NonFiniteError, networks
 from forgetless.compute import flops
 from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
-from forgetless.data.stream import Split, from_tensors
+from forgetless.data.builders import from_tensors
+from forgetless.data.stream import Split
 from forgetless.methods.er import ER
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL

@@ -52,7 +52,7 @@ class ICaRL(Method):
         if numbered != [learner.seen(task) for task in range(learner.tasks)]:
             raise ValueError(
                 "icarl needs classes numbered in the order of the tasks, the first task's from 0 on, as "
-                "forgetless.data.stream.from_tensors numbers them"
+                "forgetless.data.builders.from_tensors numbers them"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -76,11 +76,11 @@ class ICaRL(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = learner.buffer.capacity // learner.seen(number)
         kept = [Split(learner.buffer["x"], learner.buffer["y"])] if len(learner.buffer) else []
-        older = [split.of((split.y == c).nonzero()[:share, 0]) for split in kept for c in split.y.unique().tolist()]
+        older = [split.subset((split.y == c).nonzero()[:share, 0]) for split in kept for c in split.y.unique().tolist()]
         fresh = []
         for c in task.classes:
-            split = task.train.of((task.train.y == c).nonzero()[:, 0])
-            fresh.append(split.of(herd(features(learner, split.x), min(share, len(split)))))
+            split = task.train.subset((task.train.y == c).nonzero()[:, 0])
+            fresh.append(split.subset(herd(features(learner, split.x), min(share, len(split)))))
         parts = older + fresh
         learner.buffer.replace({"x": torch.cat([p.x for p in parts]), "y": torch.cat([p.y for p in parts])})
         learner.spend("memory", len(task.train))

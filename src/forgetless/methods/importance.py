@@ -59,7 +59,7 @@ def over_examples(
     total = {name: torch.zeros_like(tensor) for name, tensor in free.items()}
     with evaluating(network):
         for some in those.split(size):
-            part = task.train.of(some)
+            part = task.train.subset(some)
             gradients, values = each(free, learner.plain(part.x), part.y)
             for name, gradient in gradients.items():
                 total[name] += gather(gradient, values)

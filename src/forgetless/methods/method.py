@@ -152,4 +152,4 @@ def stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dic
 def sample(split: Split, size: int, learner: Learner) -> Split:
     """``size`` examples of a split without replacement, or all if there are fewer."""
     rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
-    return split.of(rows)
+    return split.subset(rows)

@@ -91,7 +91,7 @@ class PackNet(Method):
         device = task.train.y.device
         order = torch.randperm(len(task.train), generator=learner.generator, device=device)
         for rows in learner.batches(order):
-            part = task.train.of(rows)
+            part = task.train.subset(rows)
             key = (len(rows), number > 0)
             learner.counted("consolidate", key, partial(self.step, learner, Batch(part.x, part.y, number)))
 
