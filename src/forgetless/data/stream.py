@@ -43,6 +43,10 @@ class Split:
         """Return the examples at which ``mask`` is true, in their order."""
         return self.subset(mask.nonzero()[:, 0])
 
+    def sample(self, size: int, generator: torch.Generator) -> Split:
+        """Return ``size`` random examples without replacement, or all if there are fewer."""
+        return self.subset(torch.randperm(len(self), generator=generator, device=self.y.device)[:size])
+
     def to(self, device: torch.device | str, *, images: bool = True) -> Split:
         """Return the split on another device; with ``images=False`` only the labels move."""
         return Split(self.x.to(device) if images else self.x, self.y.to(device))

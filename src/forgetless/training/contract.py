@@ -27,7 +27,7 @@ from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import check_declared, stepped
+from forgetless.methods.method import check_declaration, take_step
 from forgetless.networks import mlp
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.settings import Finetune
@@ -104,7 +104,7 @@ def check(make: Callable[[], Method] | Method | str) -> None:
     if not isinstance(method, Method):
         raise ContractError(f"{make!r} makes {type(method).__name__}, which is not a forgetless.Method")
     try:
-        check_declared(method)
+        check_declaration(method)
     except ValueError as error:
         raise ContractError(str(error)) from None
     stream = _small_stream(method.scenarios[0])
@@ -199,7 +199,7 @@ def _check_steps(method: Method, stream: Stream) -> None:
 
 def _stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     try:
-        return stepped(method, learner, batch)
+        return take_step(method, learner, batch)
     except ValueError as error:
         raise ContractError(f"1: {error}") from error
 

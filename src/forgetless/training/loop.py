@@ -28,7 +28,7 @@ from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.loader import Feed, batch_sizes
-from forgetless.methods.method import check_declared, stepped
+from forgetless.methods.method import check_declaration, take_step
 from forgetless.repair import finetune as finetuning
 from forgetless.repair import sensitivity as dynamics
 from forgetless.repair.buffer import Buffer
@@ -145,7 +145,7 @@ def check_run(stream: Stream, method: Method, network: nn.Module, settings: Trai
     name = type(method).__name__
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
-    check_declared(method)
+    check_declaration(method)
     buffer, policy, finetune, drawn = settings.buffer, settings.policy, settings.finetune, settings.replay
     if method.memory != "none" and buffer < drawn:
         raise ValueError(
@@ -163,7 +163,7 @@ def check_run(stream: Stream, method: Method, network: nn.Module, settings: Trai
     if finetune.pad and finetune.pad >= pixels:
         said = f"below the images' {pixels} pixels" if pixels else f"0: an example has shape {stream.shape}, no image"
         raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {said}")
-    if finetune.groups == "auto" and not method.tells_sensitivity:
+    if finetune.groups == "auto" and not method.sequential:
         raise ValueError(f"groups is 'auto', but {name} never trains on one task after another: name the groups")
     if finetune.distill and method.memory in ("own", "balanced") and "logits" not in method.columns:
         raise ValueError(f"distill is {finetune.distill}, but the memory of {name} holds no logits to distil from")
@@ -445,7 +445,7 @@ class _Training:
         """The step itself; gives what the buffer is to take."""
         assert self.feed is not None
         x, y = self.feed.take(size)
-        loss, found = stepped(self.method, self.learner, Batch(x, y, self.number))
+        loss, found = take_step(self.method, self.learner, Batch(x, y, self.number))
         self.feed.note(loss)
         if not self.offers:
             return {"x": x, "y": y}
@@ -506,7 +506,7 @@ class _Training:
     def _result(self) -> Result:
         repair = self.repair
         tracker = repair.tracker
-        changes = tracker.task_changes() if self.method.tells_sensitivity else {}  # else they are the finetuning's
+        changes = tracker.task_changes() if self.method.sequential else {}  # else they are the finetuning's
         return Result(
             accuracy_matrix=tuple(self.class_il),
             task_il_matrix=tuple(self.task_il),
