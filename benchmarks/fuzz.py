@@ -107,7 +107,7 @@ def seeds(folder: Path, mark: Path) -> dict[str, tuple[list[bytes], str, Callabl
         "mnist": ("mnist/MNIST/raw/train-images-idx3-ubyte.gz", lambda file: mnist.read(file.parents[2])),
         "cifar": ("cifar/cifar-10-batches-bin/data_batch_1.bin", lambda file: cifar.read(file.parents[1])),
         "medmnist": ("med/organamnist.npz", lambda file: medmnist.read(file.parent, "organamnist")),
-        "decoded": ("img/decoded/a-b-2x4.npy", lambda file: images._kept(file, (2, 3, 4, 4))),
+        "decoded": ("img/decoded/a-b-2x4.npy", lambda file: images.read_decoded(file, (2, 3, 4, 4))),
         "archive": ("unpacked/inside/a.archive", lambda file: unpack(file, file.parent)),
     }
     starts = {

@@ -198,7 +198,7 @@ def test_data_is_listed_and_checked(tmp_path):
     assert "mnist" in forgetless("data", "list", cwd=tmp_path, **empty).stdout
     (tmp_path / "organamnist.npz").write_bytes(b"broken")
     done = forgetless("data", "check", cwd=tmp_path, expect=1, **empty)
-    assert "organamnist.npz is damaged" in done.stdout
+    assert "organamnist.npz is corrupt" in done.stdout
     assert "pathmnist" not in done.stdout
 
 

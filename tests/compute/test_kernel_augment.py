@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from forgetless.data.augment import Preparation
-from forgetless.data.stream import Split, split_by_class
+from forgetless.data.builders import split_by_class
+from forgetless.data.stream import Split
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU only")
 

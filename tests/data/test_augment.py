@@ -3,7 +3,8 @@ import torch
 
 from forgetless.data import augment
 from forgetless.data.augment import Preparation
-from forgetless.data.stream import Split, split_by_class
+from forgetless.data.builders import split_by_class
+from forgetless.data.stream import Split
 
 
 @pytest.mark.parametrize("mirror", [False, True])

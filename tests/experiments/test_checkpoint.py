@@ -38,7 +38,7 @@ def start(name, repair, state=None, **changes):
     method = catalogue.load("method", name)(**({"memory_epochs": 3} if name == "gdumb" else {}))
     network = with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), 0)
     finetune = FINETUNE[repair]
-    if finetune is not None and not method.tells_sensitivity:
+    if finetune is not None and not method.sequential:
         finetune = Finetune(finetune.every, steps=4, lr=0.3, batch=12, groups=("fc2",))
     given = {"epochs": 2, "batch": 4, "lr": 0.1, "replay": 6, "buffer": 36, "seed": 3, "finetune": finetune, **changes}
     return train(STREAM, method, network, state=state, **given)

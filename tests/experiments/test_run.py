@@ -65,7 +65,7 @@ def test_own_streams_methods_and_networks_by_path(tmp_path, monkeypatch):
     (tmp_path / "own_parts.py").write_text(
         "import torch\n"
         "from forgetless.methods.er import ER\n"
-        "from forgetless.data.stream import from_tensors\n"
+        "from forgetless.data.builders import from_tensors\n"
         "def network(classes, inputs):\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(inputs, classes))\n"
         "y = torch.arange(4).repeat(20)\n"

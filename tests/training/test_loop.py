@@ -7,7 +7,8 @@ import torch
 from forgetless import Finetune, networks
 from forgetless.compute import flops
 from forgetless.config import catalogue
-from forgetless.data.stream import Split, from_tensors
+from forgetless.data.builders import from_tensors
+from forgetless.data.stream import Split
 from forgetless.methods.er import ER
 from forgetless.methods.joint import Joint
 from forgetless.networks.seed import with_seed

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forgetless import Finetune, NonFiniteError, networks
-from forgetless.data.stream import from_tensors
+from forgetless.data.builders import from_tensors
 from forgetless.methods.er import ER
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL

@@ -8,7 +8,7 @@ import torch
 from forgetless import Finetune, networks
 from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
-from forgetless.data.stream import from_tensors
+from forgetless.data.builders import from_tensors
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed

@@ -532,47 +532,47 @@ def _address(file: Path, page: Path) -> str:
 def data_list() -> None:
     """What there is, and where it is looked for."""
     from forgetless.data.download import SOURCES
-    from forgetless.data.readers.files import root
+    from forgetless.data.readers.files import data_folder
 
     shown = Table("name", "what", "MB", "here", box=None, padding=(0, 2))
     for name, source in SOURCES.items():
         paths = [*source.contents, *source.folders]
-        here = sum((root() / path).exists() for path in paths)
+        here = sum((data_folder() / path).exists() for path in paths)
         state = "yes" if here == len(paths) else "in part" if here else "no"
         shown.add_row(name, source.summary, str(source.megabytes), state)
     screen.print(shown)
-    screen.print(f"folder: {root()} (set FORGETLESS_DATA for another)")
+    screen.print(f"folder: {data_folder()} (set FORGETLESS_DATA for another)")
 
 
 @data.command("get")
 def data_get(names: Annotated[list[str], typer.Argument(help="Names of `forgetless data list`.")]) -> None:
     """Fetch data sets, unless they are there and whole."""
     from forgetless.data.download import SOURCES, get, problems
-    from forgetless.data.readers.files import root
+    from forgetless.data.readers.files import data_folder
 
     for name in names:
         _check_data(name, SOURCES)
-        if problems(name, root()):
-            get(name, root())
-        left = problems(name, root())
+        if problems(name, data_folder()):
+            get(name, data_folder())
+        left = problems(name, data_folder())
         if left:
             raise ValueError(f"{name}: {'; '.join(left)}")
-        screen.print(f"{name}: whole, in {root()}")
+        screen.print(f"{name}: whole, in {data_folder()}")
 
 
 @data.command("check")
 def data_check(names: Annotated[list[str] | None, typer.Argument(help="Default: all that are here.")] = None) -> None:
     """Check the files of data sets against their published checksums."""
     from forgetless.data.download import SOURCES, problems
-    from forgetless.data.readers.files import root
+    from forgetless.data.readers.files import data_folder
 
     bad = False
     for name in names or list(SOURCES):
         _check_data(name, SOURCES)
         paths = [*SOURCES[name].contents, *SOURCES[name].folders]
-        if not names and not any((root() / path).exists() for path in paths):
+        if not names and not any((data_folder() / path).exists() for path in paths):
             continue
-        found = problems(name, root())
+        found = problems(name, data_folder())
         bad = bad or bool(found)
         screen.print(f"{name}: {'; '.join(found) or 'whole'}")
     if bad:

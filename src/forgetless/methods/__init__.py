@@ -1,4 +1,4 @@
-"""What the paper compares: one method a file, its step readable in one place. FPF goes beside any of them."""
+"""The compared methods: one per file, with a step that is readable in one place. FPF works with any of them."""
 
 from forgetless.config.fields import setting
 from forgetless.methods.method import Method

@@ -1,8 +1,9 @@
 """Averaged gradient episodic memory (Chaudhry et al. 2019).
 
-    g ← g − min(0, g·r) / (r·r) · r,   g the gradient of the batch, r that of a batch drawn from the memory
+    g ← g − min(0, g·r) / (r·r) · r
 
-The memory keeps capacity / tasks examples of every task, drawn when the task ends.
+g is the gradient of the batch, r that of a batch drawn from the memory. The memory keeps capacity / tasks examples of
+every task, drawn at the end of the task.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from torch import Tensor
 
 from forgetless.data.stream import Task
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import Method, sample
+from forgetless.methods.method import Method
 
 
 @final
 @dataclass
 class AGEM(Method):
+    """Remove from the gradient what would raise the loss on stored examples."""
+
     memory: ClassVar[str] = "own"
 
     def begin(self, learner: Learner) -> None:
         needed = learner.least * learner.tasks
         if learner.buffer.capacity < needed:
             raise ValueError(
-                f"buffer is {learner.buffer.capacity}; agem keeps as many examples of each task, and this network "
-                f"needs {learner.least} or more at a time, so with {learner.tasks} tasks it must be {needed} or more"
+                f"buffer is {learner.buffer.capacity}; with {learner.tasks} tasks agem needs {needed} or more, an equal "
+                f"share per task, since this network needs at least {learner.least} examples per batch"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -44,7 +47,7 @@ class AGEM(Method):
         return loss.detach(), {"logits": logits.detach()}
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
-        new = sample(task.train, learner.buffer.capacity // learner.tasks, learner)
+        new = task.train.sample(learner.buffer.capacity // learner.tasks, learner.generator)
         x, y = new.x, new.y
         if len(learner.buffer):
             x, y = torch.cat([learner.buffer["x"], x]), torch.cat([learner.buffer["y"], y])
@@ -52,8 +55,8 @@ class AGEM(Method):
 
 
 def project(gradients: list[Tensor], reference: list[Tensor]) -> list[Tensor]:
-    """The nearest gradients that do not point against the reference; unchanged where they do not already."""
-    along = torch.stack([g.flatten() @ r.flatten() for g, r in zip(gradients, reference, strict=True)]).sum()
+    """Return the nearest gradients whose product with the reference is not negative."""
+    product = torch.stack([g.flatten() @ r.flatten() for g, r in zip(gradients, reference, strict=True)]).sum()
     length = torch.stack(torch._foreach_norm(reference)).square().sum()
-    factor = along.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
+    factor = product.clamp(max=0) / length.clamp(min=torch.finfo(length.dtype).tiny)
     return list(torch._foreach_sub(gradients, torch._foreach_mul(reference, factor)))

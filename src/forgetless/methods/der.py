@@ -1,6 +1,8 @@
 """Dark experience replay (Buzzega et al. 2020).
 
-L = CE(batch) + α · MSE(f(x'), z'),   x' and its logits z' at training time drawn from a reservoir; two forward passes
+    L = CE(batch) + α · MSE(f(x'), z')
+
+x' is drawn from a reservoir, z' are its logits when it was stored. Two forward passes.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class DER(Method):
+    """Match the stored logits of examples from the buffer."""
+
     memory: ClassVar[str] = "reservoir"
     columns: ClassVar[tuple[str, ...]] = ("logits",)
-    alpha: float = setting(0.3, "α, weight of the distance to the stored logits", least=0)
+    alpha: float = setting(0.3, "Weight α of the distance to the stored logits.", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):
             old = learner.recall()
-            logits, of_old = learner.passes(batch.x, old["x"])
-            loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(of_old, old["logits"])
+            logits, old_logits = learner.passes(batch.x, old["x"])
+            loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(old_logits, old["logits"])
         else:
             logits = learner.forward(learner.augment(batch.x))
             loss = F.cross_entropy(logits, batch.y)

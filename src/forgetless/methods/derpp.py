@@ -1,6 +1,8 @@
 """DER++ (Buzzega et al. 2020).
 
-L = CE(batch) + α · MSE(f(x'), z') + β · CE(f(x''), y''),   two independent draws from a reservoir; three forward passes
+    L = CE(batch) + α · MSE(f(x'), z') + β · CE(f(x''), y'')
+
+(x', z') and (x'', y'') are independent draws from a reservoir, z' the logits when x' was stored. Three forward passes.
 """
 
 from __future__ import annotations
@@ -19,18 +21,20 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class DERpp(Method):
+    """Match the stored logits and the labels of examples from the buffer."""
+
     memory: ClassVar[str] = "reservoir"
     columns: ClassVar[tuple[str, ...]] = ("logits",)
-    alpha: float = setting(0.1, "α, weight of the distance to the stored logits", least=0)
-    beta: float = setting(0.5, "β, weight of the loss on the stored labels", least=0)
+    alpha: float = setting(0.1, "Weight α of the distance to the stored logits.", least=0)
+    beta: float = setting(0.5, "Weight β of the loss on the stored labels.", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):
             dark, labelled = learner.recall(), learner.recall()
-            logits, of_dark, of_labelled = learner.passes(batch.x, dark["x"], labelled["x"])
+            logits, dark_logits, labelled_logits = learner.passes(batch.x, dark["x"], labelled["x"])
             loss = F.cross_entropy(logits, batch.y)
-            loss = loss + self.alpha * F.mse_loss(of_dark, dark["logits"])
-            loss = loss + self.beta * F.cross_entropy(of_labelled, labelled["y"])
+            loss = loss + self.alpha * F.mse_loss(dark_logits, dark["logits"])
+            loss = loss + self.beta * F.cross_entropy(labelled_logits, labelled["y"])
         else:
             logits = learner.forward(learner.augment(batch.x))
             loss = F.cross_entropy(logits, batch.y)

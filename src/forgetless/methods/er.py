@@ -1,6 +1,8 @@
 """Experience replay (Riemer et al. 2019) with a reservoir.
 
-L = CE over the batch and a batch drawn from the buffer, in one forward pass, so that batch norm sees both
+    L = CE(batch ∪ B),   B drawn from the buffer
+
+Batch and replayed examples share one forward pass, so batch norm sees both.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class ER(Method):
+    """Train on the batch together with examples from the buffer."""
+
     memory: ClassVar[str] = "reservoir"
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -1,12 +1,12 @@
 """Function distance regularisation (Benjamin et al. 2019).
 
-    L = CE(batch) + α · E ‖softmax f(x) − softmax z‖₂,   x and z drawn from the memory, z its outputs when its task
-    ended
+    L = CE(batch) + α · E ‖softmax f(x) − softmax z‖₂
 
-The memory holds equal shares of all tasks seen. Its outputs are those of a training pass, as in the DER authors' code:
-images augmented, batch norm with the statistics of each batch. In evaluation mode they would be wrong: the running
-statistics are between those of new and of stored images, which are trained on apart. Where the authors' passes move
-these statistics towards the new images, at the cost of the old ones, they stay here.
+x is drawn from the memory, z are its outputs at the end of its task. The memory holds equal shares of all tasks seen.
+
+As in the DER authors' code, z comes from a pass in training mode: images are augmented, and batch norm uses the
+statistics of the batch. In evaluation mode z would be wrong, since the running statistics lie between those of new and
+of stored images. Deviation: these passes do not move the running statistics towards the new images.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from torch import Tensor
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.learner import Batch, Learner, evaluating, statistics_kept
-from forgetless.methods.method import Method, sample
+from forgetless.methods.method import Method
 
 
 @final
 @dataclass
 class FDR(Method):
+    """Keep the class probabilities of stored examples as they were at the end of their task."""
+
     memory: ClassVar[str] = "own"
     columns: ClassVar[tuple[str, ...]] = ("logits", "task")
-    alpha: float = setting(0.3, "α, weight of the distance to the stored outputs", least=0)
+    alpha: float = setting(0.3, "Weight α of the distance to the stored outputs.", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):
             old = learner.recall()
-            logits, of_old = learner.passes(batch.x, old["x"])
-            loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(of_old, old["logits"])
+            logits, old_logits = learner.passes(batch.x, old["x"])
+            loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(old_logits, old["logits"])
         else:
             logits = learner.forward(learner.augment(batch.x))
             loss = F.cross_entropy(logits, batch.y)
@@ -45,20 +47,21 @@ class FDR(Method):
     @torch.no_grad()
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = max(1, learner.buffer.capacity // (number + 1))
-        new = sample(task.train, share, learner)
+        new = task.train.sample(share, learner.generator)
         parts = new.x.to(learner.device).tensor_split(max(1, len(new) // learner.batch))
-        as_trained = statistics_kept if len(new) >= learner.least else evaluating
-        with as_trained(learner.network):
+        mode = statistics_kept if len(new) >= learner.least else evaluating
+        with mode(learner.network):
             logits = torch.cat([learner.forward(learner.augment(part)) for part in parts])
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
         if len(learner.buffer):
-            held = learner.buffer["task"]
-            keep = torch.cat([(held == t).nonzero()[:share, 0] for t in range(number)])
+            tasks = learner.buffer["task"]
+            keep = torch.cat([(tasks == earlier).nonzero()[:share, 0] for earlier in range(number)])
             rows = {name: torch.cat([learner.buffer[name][keep], column]) for name, column in rows.items()}
         learner.buffer.replace({name: column[: learner.buffer.capacity] for name, column in rows.items()})
 
 
 def function_distance(outputs: Tensor, stored: Tensor) -> Tensor:
+    """Return the mean Euclidean distance between the probabilities of two sets of logits."""
     distance: Tensor = torch.linalg.vector_norm(outputs.softmax(1) - stored.softmax(1), dim=1).mean()
     return distance

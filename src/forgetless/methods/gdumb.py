@@ -1,12 +1,14 @@
 """GDumb (Prabhu et al. 2020): collect a class-balanced memory, then train on it alone, from the initial network.
 
-Training: SGD over ``memory_epochs`` of the memory; learning rate 0.1 · ``lr_high`` in the first epoch, ``lr_high`` in
-the second, then cosine annealing to ``lr_low`` with warm restarts after 1, 2, 4, … epochs; CutMix (Yun et al. 2019)
-with α = 1 and probability ``cutmix``. Deviation: within a class the memory is a uniform sample of all that was seen,
-not its first examples, and with several epochs, which it is not made for, an image can be in it more than once.
+    L = CE(batch of the memory),   with CutMix (Yun et al. 2019, α = 1) at probability ``cutmix``
 
-It learns at the end of the stream alone: its accuracies after earlier tasks are those of the initial network, and what
-is computed from them (forgetting, transfer) says nothing, unless the run is one with ``anytime``.
+SGD over ``memory_epochs`` of the memory. The learning rate is 0.1 · ``lr_high`` in the first epoch and ``lr_high`` in
+the second; cosine annealing to ``lr_low`` follows, with warm restarts after 1, 2, 4, … epochs. Deviations: within a
+class the memory is a uniform sample of all examples seen, not the first ones. With several epochs per task, for which
+the method is not made, an image can be stored more than once.
+
+The network learns only at the end of the stream. Its accuracies after earlier tasks are those of the initial network,
+so forgetting and transfer mean nothing, except in a run with ``anytime``.
 """
 
 from __future__ import annotations
@@ -29,18 +31,20 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class GDumb(Method):
+    """Train from scratch on a class-balanced memory, at the end of the stream."""
+
     memory: ClassVar[str] = "balanced"
-    tells_sensitivity: ClassVar[bool] = False
-    memory_epochs: int = setting(256, "epochs over the memory", least=1)
-    lr_high: float = setting(0.05, "highest learning rate", above=0)
-    lr_low: float = setting(0.0005, "lowest learning rate", least=0)
-    cutmix: float = setting(0.5, "probability of CutMix for a batch", least=0, most=1)
-    epoch: int = field(default=0, init=False, repr=False)  # of those over the memory, made
-    numbers: Tensor | None = field(default=None, init=False, repr=False)  # the state of the host's random ones then
-    initial: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the network's, before the stream
+    sequential: ClassVar[bool] = False
+    memory_epochs: int = setting(256, "Number of epochs over the memory.", least=1)
+    lr_high: float = setting(0.05, "Highest learning rate.", above=0)
+    lr_low: float = setting(0.0005, "Lowest learning rate.", least=0)
+    cutmix: float = setting(0.5, "Probability that a batch is mixed by CutMix.", least=0, most=1)
+    epoch: int = field(default=0, init=False, repr=False)  # finished epochs over the memory
+    numbers: Tensor | None = field(default=None, init=False, repr=False)  # state of the CPU generator after them
+    initial: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the network before the stream
 
     def begin(self, learner: Learner) -> None:
-        self.epoch, self.numbers = 0, None  # also after a run that was broken off
+        self.epoch, self.numbers = 0, None
         self.initial = [tensor.detach().clone() for tensor in learner.network.state_dict().values()]
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -48,34 +52,38 @@ class GDumb(Method):
 
     def finish(self, learner: Learner) -> Iterator[None]:
         device = learner.device
-        if not self.epoch:  # k-FPF has finetuned the network on the way
-            with torch.no_grad():
-                for tensor, value in zip(learner.network.state_dict().values(), self.initial, strict=True):
-                    tensor.copy_(value)
-        host = torch.Generator()
+        if self.epoch == 0:
+            self._restore_initial(learner)  # k-FPF may have finetuned the network
+        chance = torch.Generator()
         if self.numbers is None:
-            host.manual_seed(int(torch.randint(2**31, (), generator=learner.generator, device=device)))
+            chance.manual_seed(int(torch.randint(2**31, (), generator=learner.generator, device=device)))
         else:
-            host.set_state(self.numbers.cpu())
-        place = torch.zeros(learner.batch, dtype=torch.int64, device=device)
+            chance.set_state(self.numbers.cpu())
+        staged_rows = torch.zeros(learner.batch, dtype=torch.int64, device=device)
         rate = torch.zeros((), device=device)
         box = torch.zeros(3, device=device)
         for epoch in range(self.epoch, self.memory_epochs):
             rate.fill_(learning_rate(epoch, self.lr_high, self.lr_low))
             order = torch.randperm(len(learner.buffer), generator=learner.generator, device=device)
             for rows in learner.batches(order):
-                mixes = float(torch.rand((), generator=host)) < self.cutmix
+                mixes = float(torch.rand((), generator=chance)) < self.cutmix
                 if mixes:
-                    box.copy_(torch.rand(3, generator=host))
-                place[: len(rows)].copy_(rows)
-                key = ("train", len(rows), mixes)
-                fit = partial(self._fit, learner, place[: len(rows)], rate, box if mixes else None)
-                learner.counted("train", len(rows), partial(learner.engine.call, key, fit))
-            self.epoch, self.numbers = epoch + 1, host.get_state()
+                    box.copy_(torch.rand(3, generator=chance))
+                staged_rows[: len(rows)].copy_(rows)
+                fit = partial(self._fit, learner, staged_rows[: len(rows)], rate, box if mixes else None)
+                call = partial(learner.engine.call, ("train", len(rows), mixes), fit)
+                learner.counted("train", len(rows), call)
+            self.epoch, self.numbers = epoch + 1, chance.get_state()
             yield
         self.epoch, self.numbers = 0, None
 
+    @torch.no_grad()
+    def _restore_initial(self, learner: Learner) -> None:
+        for tensor, value in zip(learner.network.state_dict().values(), self.initial, strict=True):
+            tensor.copy_(value)
+
     def _fit(self, learner: Learner, rows: Tensor, rate: Tensor, box: Tensor | None) -> None:
+        """Take one step on these rows of the memory, mixed by CutMix if ``box`` is given."""
         x, y = learner.buffer["x"].index_select(0, rows), learner.buffer["y"].index_select(0, rows)
         inputs = learner.augment(x)
         if box is None:
@@ -89,7 +97,7 @@ class GDumb(Method):
 
 
 def learning_rate(epoch: int, high: float, low: float) -> float:
-    """By epoch: a tenth, then all of ``high``, then a cosine to ``low`` that starts again after 1, 2, 4, … epochs."""
+    """Return the rate of an epoch: ``high`` / 10, ``high``, then cosines to ``low`` over 1, 2, 4, … epochs."""
     if epoch == 0:
         return 0.1 * high
     if epoch == 1:
@@ -102,20 +110,25 @@ def learning_rate(epoch: int, high: float, low: float) -> float:
 
 
 def cut_and_mix(x: Tensor, other: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """A box of ``other`` pasted into ``x``, and the share of ``x`` left. ``numbers`` in [0, 1): that, row, column.
+    """Paste a box of ``other`` into ``x``; an interval if examples have one dimension.
 
-    Of examples with one dimension it is a piece.
+    Args:
+        x: The inputs.
+        other: The inputs in another order.
+        numbers: Uniform in [0, 1): the share of ``x`` that should remain, and the row and column of the centre.
+
+    Returns:
+        The mixed inputs, and the share of ``x`` that remains.
     """
     share = 1 - numbers[0]  # α = 1: uniform
     side = share if x.ndim == 2 else share.sqrt()
 
-    def inside(place: Tensor, length: int) -> Tensor:
-        """Which of ``length`` rows or columns the box covers."""
-        middle, half = (place * length).floor(), (length * side).floor().div(2).floor()
-        at = torch.arange(length, device=x.device)
-        return (at >= middle - half) & (at < middle + half)
+    def covered_by_box(centre: Tensor, length: int) -> Tensor:
+        middle, half = (centre * length).floor(), (length * side).floor().div(2).floor()
+        positions = torch.arange(length, device=x.device)
+        return (positions >= middle - half) & (positions < middle + half)
 
-    covered = inside(numbers[2], x.shape[-1])
+    covered = covered_by_box(numbers[2], x.shape[-1])
     if x.ndim > 2:
-        covered = inside(numbers[1], x.shape[-2])[:, None] & covered
+        covered = covered_by_box(numbers[1], x.shape[-2])[:, None] & covered
     return torch.where(covered, other, x), 1 - covered.sum() / covered.numel()

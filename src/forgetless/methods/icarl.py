@@ -1,13 +1,15 @@
 """iCaRL (Rebuffi et al. 2017): herded exemplars, distillation from the former network, nearest mean of exemplars.
 
-    L = BCE(f(x), t) over the classes seen; t is one-hot for the classes of this task and, from the second task on, the
-        sigmoid of the former network's outputs for the older ones; x the batch and a batch of exemplars in one pass
+    L = BCE(f(x), t) over the classes seen
 
-Prediction: the class whose exemplars' mean feature is nearest, features and means of length 1. Once the network has
-been finetuned (FPF), its own output layer predicts: finetuning the output layer would otherwise change nothing.
-The former network is in evaluation mode. Deviations from the DER authors' code: they mix the exemplars into the task's
-images, here a batch of them is drawn at each step; and their weight decay adds w · ‖θ‖² to the loss, here (as for all
-methods) the gradient is w · θ, half of theirs.
+t is one-hot for the classes of this task; for older classes it is the sigmoid of the former network's outputs. x is the
+batch and a batch of exemplars in one pass. The former network is in evaluation mode.
+
+The predicted class is the one whose mean of exemplar features is nearest; features and means have length 1. After a
+finetune (FPF) the output layer predicts, since a finetuned output layer would otherwise change nothing.
+
+Deviations from the DER authors' code: they mix the exemplars into the task's images; here each step draws a batch of
+them. Their weight decay adds w · ‖θ‖² to the loss; here, as for all methods, its gradient is w · θ, half of theirs.
 """
 
 from __future__ import annotations
@@ -30,29 +32,31 @@ from forgetless.repair.buffer import herd
 @final
 @dataclass
 class ICaRL(Method):
+    """Distil from the former network and classify by the nearest mean of exemplars."""
+
     memory: ClassVar[str] = "own"
     scenarios: ClassVar[tuple[str, ...]] = ("class",)
     former: nn.Module | None = field(default=None, init=False, repr=False)  # the network before this task
     means: Tensor | None = field(default=None, init=False, repr=False)  # (classes, features), until the network moves
 
     def begin(self, learner: Learner) -> None:
-        self.former = self.means = None  # also after another run
+        self.former = self.means = None
         if not callable(getattr(learner.network, "features", None)):
             raise ValueError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
         if learner.buffer.capacity < learner.classes:
             raise ValueError(
-                f"buffer is {learner.buffer.capacity}; icarl keeps as many exemplars of each class, so with "
-                f"{learner.classes} classes it must be {learner.classes} or more"
+                f"buffer is {learner.buffer.capacity}; with {learner.classes} classes icarl needs {learner.classes} or "
+                "more, an equal number of exemplars per class"
             )
         for label, foreign in enumerate(learner.foreign.T.tolist()):
             if foreign.count(False) > 1:
                 tasks = ", ".join(str(number) for number, other in enumerate(foreign, 1) if not other)
-                raise ValueError(f"icarl takes a class's exemplars from one task; class {label} is in tasks {tasks}")
-        numbered = (~learner.foreign).cumsum(0).clamp(max=1).sum(1).tolist()
-        if numbered != [learner.seen(task) for task in range(learner.tasks)]:
+                raise ValueError(f"icarl needs every class in one task only, but class {label} is in tasks {tasks}")
+        seen = (~learner.foreign).cumsum(0).clamp(max=1).sum(1).tolist()
+        if seen != [learner.seen(task) for task in range(learner.tasks)]:
             raise ValueError(
-                "icarl needs classes numbered in the order of the tasks, the first task's from 0 on, as "
-                "forgetless.data.stream.from_tensors numbers them"
+                "icarl needs classes numbered in the order of the tasks, from 0 in the first task, as by "
+                "forgetless.data.builders.from_tensors"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -67,24 +71,27 @@ class ICaRL(Method):
         targets = torch.zeros_like(logits).scatter_(1, y[:, None], 1.0)
         if self.former is not None:
             with torch.no_grad():
-                before = learner.engine.forward(self.former, x).sigmoid()
-            targets = torch.cat([before[:, :known], targets[:, known:]], 1)
+                former = learner.engine.forward(self.former, x).sigmoid()
+            targets = torch.cat([former[:, :known], targets[:, known:]], 1)
         loss = F.binary_cross_entropy_with_logits(logits[:, :seen], targets[:, :seen])
         learner.update(loss)
         return loss.detach(), {"logits": logits[: len(batch.y)].detach()}
 
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = learner.buffer.capacity // learner.seen(number)
-        kept = [Split(learner.buffer["x"], learner.buffer["y"])] if len(learner.buffer) else []
-        older = [split.of((split.y == c).nonzero()[:share, 0]) for split in kept for c in split.y.unique().tolist()]
-        fresh = []
-        for c in task.classes:
-            split = task.train.of((task.train.y == c).nonzero()[:, 0])
-            fresh.append(split.of(herd(features(learner, split.x), min(share, len(split)))))
-        parts = older + fresh
-        learner.buffer.replace({"x": torch.cat([p.x for p in parts]), "y": torch.cat([p.y for p in parts])})
+        exemplars = []
+        if len(learner.buffer):
+            stored = Split(learner.buffer["x"], learner.buffer["y"])
+            for label in stored.y.unique().tolist():
+                exemplars.append(stored.subset((stored.y == label).nonzero()[:share, 0]))
+        for label in task.classes:
+            examples = task.train.where(task.train.y == label)
+            exemplars.append(examples.subset(herd(features(learner, examples.x), min(share, len(examples)))))
+        learner.buffer.replace({
+            "x": torch.cat([split.x for split in exemplars]), "y": torch.cat([split.y for split in exemplars]),
+        })  # fmt: skip
         learner.spend("memory", len(task.train))
-        self.former = copy.deepcopy(learner.network).eval().requires_grad_(False)
+        self.former = _frozen_copy(learner.network)
         self.means = None
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
@@ -93,7 +100,7 @@ class ICaRL(Method):
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         self.former = self.means = None
         if state["former"] is not None:
-            self.former = copy.deepcopy(learner.network).eval().requires_grad_(False)
+            self.former = _frozen_copy(learner.network)
             self.former.load_state_dict(state["former"])
 
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
@@ -101,21 +108,24 @@ class ICaRL(Method):
             return learner.forward(x)
         if self.means is None:
             exemplars = features(learner, learner.buffer["x"])
-            of_class = exemplars.new_zeros(len(exemplars), learner.classes)
-            of_class.scatter_(1, learner.buffer["y"][:, None], 1.0)
-            sums = of_class.T @ exemplars
-            self.means = F.normalize(sums)
-        distances = torch.cdist(of_length_one(learner.network, x), self.means)
+            one_hot = exemplars.new_zeros(len(exemplars), learner.classes)
+            one_hot.scatter_(1, learner.buffer["y"][:, None], 1.0)
+            self.means = F.normalize(one_hot.T @ exemplars)
+        distances = torch.cdist(unit_features(learner.network, x), self.means)
         return -distances.masked_fill(~self.means.any(1), torch.inf)  # classes without exemplars
+
+
+def _frozen_copy(network: nn.Module) -> nn.Module:
+    return copy.deepcopy(network).eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def features(learner: Learner, x: Tensor) -> Tensor:
-    """Of images, in evaluation mode."""
+    """Return the features of images in evaluation mode, scaled to length 1."""
     with evaluating(learner.network):
-        return torch.cat([of_length_one(learner.network, learner.plain(part)) for part in x.split(500)])
+        return torch.cat([unit_features(learner.network, learner.plain(part)) for part in x.split(500)])
 
 
-def of_length_one(network: nn.Module, x: Tensor) -> Tensor:
-    """What the output layer sees, by the network's own ``features``, each scaled to length 1."""
+def unit_features(network: nn.Module, x: Tensor) -> Tensor:
+    """Return the inputs of the output layer, ``network.features(x)``, scaled to length 1."""
     return F.normalize(network.features(x))  # type: ignore[operator]

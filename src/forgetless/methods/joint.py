@@ -1,4 +1,9 @@
-"""SGD on all tasks at once, shuffled: the upper bound. As many epochs over the whole as a task has elsewhere."""
+"""SGD on all tasks at once, shuffled: the upper bound.
+
+    L = CE(batch)
+
+It trains for the same number of epochs over all tasks as other methods train over each task.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,16 @@ from torch import Tensor
 
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
+from forgetless.methods.sgd import sgd_step
 
 
 @final
 @dataclass
 class Joint(Method):
+    """Train on the shuffled examples of all tasks."""
+
     joint: ClassVar[bool] = True
-    tells_sensitivity: ClassVar[bool] = False
+    sequential: ClassVar[bool] = False
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, logits = learner.fit(learner.augment(batch.x), batch.y)
-        return loss, {"logits": logits}
+        return sgd_step(learner, batch)

@@ -1,9 +1,9 @@
-"""What methods share that look into a network: its layers in the order they compute, a call with other weights."""
+"""What MIR, PackNet and HAT share: the layers of a network in order, and a network with other weights."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ from forgetless.methods.learner import Learner, evaluating
 
 
 @final
-class Replaced(nn.Module):
-    """A network with other weights under some names; the network itself stays as it is."""
+class WithWeights(nn.Module):
+    """A network with other weights under some names. The network itself does not change."""
 
     def __init__(self, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -27,8 +27,15 @@ class Replaced(nn.Module):
         return logits
 
 
-def layers(learner: Learner) -> tuple[list[str], str]:
-    """Names of the Linear and Conv2d layers in the order they compute, a name for each call; and the output layer's."""
+class Layers(NamedTuple):
+    """The names of the Linear and Conv2d layers before the output layer, once per call, and of the output layer."""
+
+    hidden: list[str]
+    output: str
+
+
+def find_layers(learner: Learner) -> Layers:
+    """Return the layers of the learner's network in the order in which they compute."""
     network = unwrap(learner.network)
     called: list[str] = []
     hooks: dict[str, Callable[..., Any]] = {
@@ -36,35 +43,34 @@ def layers(learner: Learner) -> tuple[list[str], str]:
         for name, module in network.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d)
     }
-    call(learner, hooks)
-    if not called or units(network.get_submodule(called[-1])) != learner.classes:
+    probe(learner, hooks)
+    if not called or unit_count(network.get_submodule(called[-1])) != learner.classes:
         raise ValueError(
-            f"{type(network).__name__} does not end with a Linear or Conv2d layer of {learner.classes} outputs, one a "
-            "class, so its head for a task cannot be told"
+            f"{type(network).__name__} does not end with a Linear or Conv2d layer of {learner.classes} outputs, one per "
+            "class, so it has no separate head for each task"
         )
-    return called[:-1], called[-1]
+    return Layers(called[:-1], called[-1])
 
 
-def units(layer: nn.Module) -> int:
-    """How many outputs, or channels of them, a Linear or Conv2d layer has."""
+def unit_count(layer: nn.Module) -> int:
+    """Return the number of outputs of a Linear layer or of channels of a Conv2d layer."""
     return len(layer.get_parameter("weight"))
 
 
 @torch.no_grad()
-def call(learner: Learner, hooks: Mapping[str, Callable[..., Any]]) -> None:
-    """One pass of noise in evaluation mode, with forward hooks on some layers that are gone after it.
+def probe(learner: Learner, hooks: Mapping[str, Callable[..., Any]]) -> None:
+    """Run the network once in evaluation mode with temporary forward hooks on the layers of these names.
 
-    For a network of tokens, which are no images to prepare, it is one of zeros.
+    The inputs are noise, or zeros for a network of tokens.
     """
     network = unwrap(learner.network)
     x = learner.blank(2)
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
-    x = x.to(learner.device)
     handles = [network.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
     try:
         with evaluating(network):
-            network(x)
+            network(x.to(learner.device))
     finally:
         for handle in handles:
             handle.remove()

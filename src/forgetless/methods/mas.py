@@ -2,10 +2,10 @@
 
     L = CE + λ Σ_j Ω_j (θ_j − θ*_j)²
 
-After a task: Ω ← Ω + E |∂ ‖f(x)‖² / ∂θ| over its training examples, one at a time, without their labels; θ* ← θ. f are
-the outputs for all classes. As for oEWC: gradients of single examples are taken with batch norm in evaluation mode, and
-can be limited to ``examples`` of a task, evenly spread over it. A finetuning (FPF) moves weights from where Ω was
-taken; after k-FPF the penalty pulls back towards θ*.
+After a task: Ω ← Ω + E |∂ ‖f(x)‖² / ∂θ| over its training examples, one at a time and without their labels; θ* ← θ.
+f are the outputs for all classes. Deviations, as for oEWC: gradients of single examples are computed with batch norm
+in evaluation mode and can be limited to ``examples`` of a task. A finetune (FPF) moves weights away from where Ω was
+measured; after k-FPF the penalty pulls them back towards θ*.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.importance import laid_out, over_examples, penalised, used
+from forgetless.methods.importance import add_penalty, copy_like, example_count, mean_over_task
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
@@ -28,10 +28,12 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class MAS(Method):
-    penalty: float = setting(0.1, "λ, weight of the penalty", least=0)
-    examples: int = setting(0, "examples of a task its importance is taken over; 0: all of them", least=0)
-    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # of each parameter of the network
-    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)
+    """Penalise moving weights to which the outputs are sensitive."""
+
+    penalty: float = setting(0.1, "Weight λ of the penalty.", least=0)
+    examples: int = setting(0, "Number of examples per task for the importance; 0 for all.", least=0)
+    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω of each parameter
+    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*
 
     def begin(self, learner: Learner) -> None:
         self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]
@@ -41,7 +43,7 @@ class MAS(Method):
         logits = learner.forward(learner.augment(batch.x))
         loss = F.cross_entropy(logits, batch.y)
         importance, anchor = learner.trained(self.importance), learner.trained(self.anchor)
-        loss = penalised(loss, self.penalty, learner.parameters, importance, anchor)
+        loss = add_penalty(loss, self.penalty, learner.parameters, importance, anchor)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
 
@@ -49,16 +51,16 @@ class MAS(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         torch._foreach_add_(learner.trained(self.importance), output_importance(learner, task, self.examples))
         torch._foreach_copy_(self.anchor, list(learner.network.parameters()))
-        learner.spend("consolidate", used(self.examples, task), backward=True)
+        learner.spend("consolidate", example_count(self.examples, task), backward=True)
 
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
-        self.importance = laid_out(learner.network.parameters(), state["importance"])
-        self.anchor = laid_out(learner.network.parameters(), state["anchor"])
+        self.importance = copy_like(learner.network.parameters(), state["importance"])
+        self.anchor = copy_like(learner.network.parameters(), state["anchor"])
 
 
 def output_importance(learner: Learner, task: Task, examples: int) -> list[Tensor]:
-    """E |∂ ‖f(x)‖² / ∂θ| for each trained parameter, over so many training examples of a task."""
-    return over_examples(
+    """Return E |∂ ‖f(x)‖² / ∂θ| over examples of a task, for each trained parameter."""
+    return mean_over_task(
         learner,
         task,
         examples,

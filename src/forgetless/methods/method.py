@@ -1,4 +1,4 @@
-"""The contract of a method: an object with one step. ``forgetless.check`` tells whether an own one keeps it."""
+"""The contract of a continual-learning method. ``forgetless.check`` tests whether a class keeps it."""
 
 from __future__ import annotations
 
@@ -8,148 +8,159 @@ from dataclasses import Field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from forgetless.config.fields import settings_of
-from forgetless.data.stream import Split, Task
+from forgetless.config.fields import Checked
+from forgetless.data.stream import Task
 from forgetless.methods.learner import Batch, Learner
 
 
-class Method(ABC):
-    """A way to train on a stream. Subclasses are dataclasses whose fields are their settings, each with ``setting(…)``.
+class Method(Checked, ABC):
+    """A way to train on a stream. Subclasses are dataclasses whose fields are declared with ``setting``.
+
+    Example: experience replay with a weight on the replayed examples.
+
+        >>> from dataclasses import dataclass
+        >>> from typing import ClassVar
+        >>> import torch.nn.functional as F
+        >>> import forgetless
+        >>> @dataclass
+        ... class WeightedReplay(forgetless.Method):
+        ...     memory: ClassVar[str] = "reservoir"
+        ...     weight: float = forgetless.setting(0.5, "Weight of the loss on replayed examples.", least=0)
+        ...
+        ...     def step(self, learner, batch):
+        ...         logits = learner.forward(learner.augment(batch.x))
+        ...         loss = F.cross_entropy(logits, batch.y)
+        ...         if len(learner.buffer):
+        ...             old = learner.replay()
+        ...             loss = loss + self.weight * F.cross_entropy(learner.forward(old["x"]), old["y"])
+        ...         learner.update(loss)
+        ...         return loss.detach(), {"logits": logits.detach()}
+        >>> forgetless.check(WeightedReplay)
 
     Attributes:
-        memory: what the training loop does with a buffer after each step: "none"; "reservoir" or "balanced": it offers
-            the batch; "own": nothing, the method writes in ``end_task``
-        columns: what the method stores beside ``x`` and ``y``; every name must be among what ``step`` returns (or, with
-            memory "own", what ``end_task`` writes)
-        scenarios: where it makes sense: "class" (new classes in every task), "domain"
-        joint: whether it is given the training examples of all tasks at once
-        tells_sensitivity: whether it trains on one task after another, so that S_g can be measured
+        memory: What the training loop adds to the buffer after a step. ``"reservoir"`` and ``"balanced"``: the batch;
+            ``"own"``: nothing, since the method fills the buffer in ``end_task``; ``"none"``: there is no buffer.
+        columns: What the buffer stores in addition to ``x`` and ``y``. ``step`` must return each of these columns
+            (``end_task`` with the memory ``"own"``).
+        scenarios: The scenarios for which the method is made: ``"class"``, ``"domain"``.
+        joint: Whether the method trains on the examples of all tasks at once.
+        sequential: Whether the method trains on one task after the other, so that S_g can be measured.
     """
 
     memory: ClassVar[str] = "none"
     columns: ClassVar[tuple[str, ...]] = ()
     scenarios: ClassVar[tuple[str, ...]] = ("class", "domain")
     joint: ClassVar[bool] = False
-    tells_sensitivity: ClassVar[bool] = True
+    sequential: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        """Raise ``ValueError`` for a setting out of its range."""
-        for name, declared in settings_of(type(self)).items():
-            object.__setattr__(self, name, declared.check(getattr(self, name)))
+    def begin(self, learner: Learner) -> None:
+        """Prepare for a run, or raise ``ValueError`` for a network that the method cannot train.
 
-    def begin(self, learner: Learner) -> None:  # noqa: B027
-        """Before anything else in a run: take what is needed of the learner, refuse a network it cannot train.
-
-        A run that goes on from a state begins too, and then loads it. Here, not in ``step``, the host may read.
+        A resumed run calls this before ``load_state_dict``. GPU-to-CPU synchronisation is allowed here.
         """
 
     @abstractmethod
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Forward, maybe replay, backward, update. Gives the loss, and columns: the batch's ``logits``, those declared.
+        """Train on a batch: forward, maybe replay, backward, update.
 
-        No read by the host in here; Python branches only on host integers (``len(learner.buffer)``, ``batch.task``).
+        No GPU-to-CPU synchronisation is allowed here. Python may branch only on host integers such as
+        ``len(learner.buffer)`` and ``batch.task``.
+
+        Returns:
+            The loss, and the columns for the buffer: the batch's ``logits`` and what ``columns`` declares.
         """
 
-    def end_task(self, learner: Learner, task: Task, number: int) -> None:  # noqa: B027
-        """After the last step of a task (``number`` from 0): consolidate, or write the memory."""
+    def end_task(self, learner: Learner, task: Task, number: int) -> None:
+        """Consolidate or fill the buffer after the last step of a task; ``number`` counts from 0."""
 
     def finish(self, learner: Learner) -> Iterator[None] | None:
-        """After the last task, before any finetuning at the end.
+        """Train after the last task, before a final finetune.
 
-        What takes long yields between its parts: there a run can stop. To go on, ``finish`` is called anew, and begins
-        where the method's state says that it was.
+        A long computation yields between its parts, where a run can stop. A resumed run calls ``finish`` again; the
+        method then continues from its state.
         """
         return None
 
     def draws(self, learner: Learner) -> int:
-        """The most examples a step draws from the buffer at a time, on which its cost depends."""
+        """Return the largest number of examples that a step draws from the buffer at once; FLOPs depend on it."""
         return learner.replay_size
 
     def predict(self, learner: Learner, x: Tensor) -> Tensor:
-        """Scores of all classes for prepared inputs ``x``, the network being in evaluation mode."""
+        """Return the scores of all classes for inputs ``x``, with the network in evaluation mode."""
         return learner.forward(x)
 
     def predict_task(self, learner: Learner, x: Tensor, task: int) -> Tensor:
-        """The same for inputs of which the task is known (from 0), for task-IL; scores of other classes do not count.
+        """Return the scores for inputs whose task (from 0) is known. Only the classes of that task count.
 
-        Left as it is, evaluation takes what ``predict`` gave and does not call it.
+        Evaluation uses the scores of ``predict`` if a method does not override this.
         """
         return self.predict(learner, x)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
-        """What the method has gathered: its attributes, as plain data and tensors.
+        """Return the attributes of the method, which must be plain data and tensors.
 
-        A method that holds anything else, a network or references to parameters, writes this and ``load_state_dict``.
+        A method that holds a network or references to its parameters overrides this and ``load_state_dict``.
         """
-        of_network: set[int] = set()
         for name, value in vars(self).items():
             for part in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(part, Tensor):
-                    of_network = of_network or _memory(learner.network)
-                if isinstance(part, Tensor) and part.numel() and part.untyped_storage().data_ptr() in of_network:
+                if isinstance(part, Tensor) and _is_in_network(part, learner):
                     raise TypeError(
-                        f"{type(self).__name__} holds {name}, a part of the network, of which it would have a copy "
-                        "when it goes on: take it from learner.network, or write state_dict and load_state_dict"
+                        f"{type(self).__name__} holds {name}, a tensor of the network, which a checkpoint would copy; "
+                        "use learner.network instead, or override state_dict and load_state_dict"
                     )
                 if not (part is None or isinstance(part, bool | int | float | str | Tensor)):
                     raise TypeError(
-                        f"{type(self).__name__} holds {name}, a {type(part).__name__}, which a checkpoint cannot keep; "
-                        "write state_dict and load_state_dict for it"
+                        f"{type(self).__name__} holds {name}, a {type(part).__name__}, which a checkpoint cannot "
+                        "store; override state_dict and load_state_dict"
                     )
         return dict(vars(self))
 
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
+        """Restore what ``state_dict`` returned."""
         for name, value in state.items():
-            made = _here(value, learner)
-            made = tuple(made) if isinstance(getattr(self, name, None), tuple) else made
-            object.__setattr__(self, name, made)  # of frozen dataclasses too
+            restored = _copy_to_device(value, learner)
+            restored = tuple(restored) if isinstance(getattr(self, name, None), tuple) else restored
+            object.__setattr__(self, name, restored)  # frozen dataclasses too
 
 
-def _here(value: Any, learner: Learner) -> Any:
+def _copy_to_device(value: Any, learner: Learner) -> Any:
     if isinstance(value, Tensor):
         return value.to(learner.device, copy=True)
-    return [_here(part, learner) for part in value] if isinstance(value, list | tuple) else value
+    return [_copy_to_device(part, learner) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _memory(network: nn.Module) -> set[int]:
-    """Where the parameters and buffers of a network are."""
-    return {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}
+def _is_in_network(tensor: Tensor, learner: Learner) -> bool:
+    """Return whether a tensor shares memory with a parameter or buffer of the network."""
+    members = (*learner.network.parameters(), *learner.network.buffers())
+    storage = tensor.untyped_storage().data_ptr()
+    return bool(tensor.numel()) and any(member.untyped_storage().data_ptr() == storage for member in members)
 
 
-def check_declared(method: Method) -> None:
-    """An error for what a class of one's own may declare wrongly."""
-    own = type(method)
+def check_declaration(method: Method) -> None:
+    """Raise ``ValueError`` for a class whose memory is unknown or whose settings lack ``@dataclass``."""
+    kind = type(method)
     if method.memory not in ("none", "reservoir", "balanced", "own"):
-        raise ValueError(f"{own.__name__}.memory is {method.memory!r}; it must be none, reservoir, balanced or own")
-    if bare := [name for name, value in vars(own).items() if isinstance(value, Field)]:
+        raise ValueError(f"{kind.__name__}.memory is {method.memory!r}; it must be none, reservoir, balanced or own")
+    if fields := [name for name, value in vars(kind).items() if isinstance(value, Field)]:
         raise ValueError(
-            f"{own.__name__} has settings ({', '.join(bare)}) and is no dataclass: put @dataclass above it"
+            f"{kind.__name__} has settings ({', '.join(fields)}) but is not a dataclass; put @dataclass above it"
         )
 
 
-def stepped(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """A step; an error if it gives something else than it must."""
+def take_step(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return ``method.step(learner, batch)``, with clear errors for frequent mistakes in methods of users."""
     try:
-        made: Any = method.step(learner, batch)
+        result: Any = method.step(learner, batch)
     except RuntimeError as error:
         if batch.x.dtype != torch.uint8 or not any(word in str(error) for word in ("Byte", "unsigned char")):
             raise
-        raise RuntimeError(
-            f"{error}. A batch's images are bytes: learner.augment(batch.x) makes inputs of them"
-        ) from error
-    if not isinstance(made, tuple) or len(made) != 2:
+        raise RuntimeError(f"{error}. Images are uint8; learner.augment(batch.x) returns inputs") from error
+    if not isinstance(result, tuple) or len(result) != 2:
         raise ValueError(
-            f"step of {type(method).__name__} gives a {type(made).__name__}; it must give the loss and the columns "
-            'for the buffer: return loss.detach(), {"logits": logits.detach()}, or {} where there are none'
+            f"{type(method).__name__}.step returns a {type(result).__name__}; it must return the loss and the columns "
+            'for the buffer: return loss.detach(), {"logits": logits.detach()}, or {} if there are none'
         )
-    loss, columns = made
+    loss, columns = result
     return loss, columns
-
-
-def sample(split: Split, size: int, learner: Learner) -> Split:
-    """``size`` examples of a split without replacement, or all if there are fewer."""
-    rows = torch.randperm(len(split), generator=learner.generator, device=split.y.device)[:size]
-    return split.of(rows)

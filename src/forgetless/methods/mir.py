@@ -1,12 +1,12 @@
-"""Experience replay of what is maximally interfered with, ER-MIR (Aljundi et al. 2019).
+"""ER-MIR: replay of the examples with the most interference (Aljundi et al. 2019).
 
-    L = CE over the batch and the ``replay`` of ``candidates`` examples drawn from a reservoir for which
-        CE(f(x; θ'), y) − CE(f(x; θ), y) is largest,   θ' = θ − lr ∇ CE(batch) where the update of the batch would lead
+    L = CE(batch ∪ B),   B the ``replay`` of ``candidates`` examples from a reservoir with the largest
+                         CE(f(x; θ'), y) − CE(f(x; θ), y),   θ' = θ − lr ∇ CE(batch)
 
-The update is over the batch and the chosen in one pass, as ER's. θ' is computed beside the network, which only that
-update moves. Deviations: the gradient for θ' and both scores are taken in evaluation mode, so that the statistics of
-batch norm neither move nor mix candidates; candidates are scored as in testing, the chosen augmented afterwards. While
-the buffer holds no more than ``replay`` examples, all of them are taken and nothing is scored.
+Batch and B share one forward pass, as in ER. θ' is a copy of the weights; only the final update moves the network.
+Deviations: the gradient for θ' and both scores are computed in evaluation mode, so that the statistics of batch norm
+neither move nor mix candidates. Candidates are scored without augmentation; the chosen ones are augmented afterwards.
+If the buffer holds no more than ``replay`` examples, all of them are replayed and none is scored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from forgetless.config.fields import setting
-from forgetless.methods.layers import Replaced
+from forgetless.methods.layers import WithWeights
 from forgetless.methods.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method
 
@@ -28,16 +28,16 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class MIR(Method):
+    """Replay the examples whose loss the next update would raise most."""
+
     memory: ClassVar[str] = "reservoir"
-    candidates: int = setting(
-        50, "examples drawn from the buffer, of which the most interfered with are replayed", least=1
-    )
+    candidates: int = setting(50, "Number of examples drawn from the buffer to choose the replayed ones from.", least=1)
 
     def begin(self, learner: Learner) -> None:
         if self.candidates < learner.replay_size:
             raise ValueError(
-                f"candidates is {self.candidates}; {learner.replay_size} of them are replayed, so it must be "
-                f"{learner.replay_size} or more"
+                f"candidates is {self.candidates}; it must be {learner.replay_size} or more, the number of replayed "
+                "examples"
             )
 
     def draws(self, learner: Learner) -> int:
@@ -58,14 +58,14 @@ class MIR(Method):
 
 
 def interference(learner: Learner, x: Tensor, y: Tensor, old: Mapping[str, Tensor]) -> Tensor:
-    """By how much the loss of each old example would rise if the network were updated on inputs ``x`` and labels."""
+    """Return by how much an update on inputs ``x`` and labels ``y`` would raise the loss of each old example."""
     names = learner.trained([name for name, _ in learner.network.named_parameters()])
     with evaluating(learner.network):
         gradients = learner.gradients(F.cross_entropy(learner.forward(x), y))
         with torch.no_grad():
-            virtual = torch._foreach_add(learner.parameters, gradients, alpha=-learner.lr)
-            moved = Replaced(learner.network, dict(zip(names, virtual, strict=True)))
-            images = learner.plain(old["x"])
-            before = F.cross_entropy(learner.forward(images), old["y"], reduction="none")
-            after = F.cross_entropy(learner.engine.forward(moved, images), old["y"], reduction="none")
+            updated = torch._foreach_add(learner.parameters, gradients, alpha=-learner.lr)
+            network = WithWeights(learner.network, dict(zip(names, updated, strict=True)))
+            inputs = learner.plain(old["x"])
+            before = F.cross_entropy(learner.forward(inputs), old["y"], reduction="none")
+            after = F.cross_entropy(learner.engine.forward(network, inputs), old["y"], reduction="none")
     return after - before

@@ -1,4 +1,7 @@
-"""Plain SGD on the stream as it comes: the lower bound, and what k-FPF builds on."""
+"""Plain SGD on the stream: the lower bound, and what k-FPF builds on.
+
+L = CE(batch)
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,13 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class SGD(Method):
+    """Train on every batch once, without a buffer."""
+
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, logits = learner.fit(learner.augment(batch.x), batch.y)
-        return loss, {"logits": logits}
+        return sgd_step(learner, batch)
+
+
+def sgd_step(learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Take one step of SGD along the cross-entropy of a batch."""
+    loss, logits = learner.fit(learner.augment(batch.x), batch.y)
+    return loss, {"logits": logits}

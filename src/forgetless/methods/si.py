@@ -2,10 +2,10 @@
 
     L = CE + c Σ_j Ω_j (θ_j − θ*_j)²
 
-In each step ω ← ω − g · Δθ, g the gradient of the cross-entropy alone and Δθ how far the step moved the weight.
-After a task: Ω ← Ω + max(0, ω / (Δ² + ξ)), Δ how far the weight moved over the task; θ* ← θ, ω ← 0. What a task adds is
-clipped at 0, so that no weight is pushed away from θ*. g is that of the batch, as in the paper, noise included. A
-finetuning (k-FPF) counts in Δ, since it moves the weights, and not in ω, since no step of the method made it.
+In each step ω ← ω − g · Δθ; g is the gradient of the cross-entropy alone and Δθ the move of the weight.
+After a task: Ω ← Ω + max(0, ω / (Δ² + ξ)), θ* ← θ and ω ← 0; Δ is the move of the weight over the task. The maximum
+keeps weights from being pushed away from θ*. As in the paper, g is the noisy gradient of the batch. A finetune (k-FPF)
+counts in Δ, since it moves the weights, but not in ω, since it is not a step of the method.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.importance import laid_out, penalised
+from forgetless.methods.importance import add_penalty, copy_like
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
@@ -28,18 +28,13 @@ from forgetless.methods.method import Method
 @final
 @dataclass
 class SI(Method):
-    c: float = setting(0.5, "c, weight of the penalty", least=0)
-    xi: float = setting(1.0, "ξ, keeps the importance of weights that hardly move finite")
-    path: list[Tensor] = field(default_factory=list, init=False, repr=False)  # ω, of each parameter of the network
-    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω
-    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*, also where the task began
+    """Penalise moving weights whose moves lowered the loss most."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.xi > 0:
-            raise ValueError(
-                f"xi is {self.xi!r}; it must be above 0, since weights that did not move are divided by it"
-            )
+    c: float = setting(0.5, "Weight c of the penalty.", least=0)
+    xi: float = setting(1.0, "Damping ξ, which keeps the importance of weights that hardly move finite.", above=0)
+    path: list[Tensor] = field(default_factory=list, init=False, repr=False)  # ω of each parameter
+    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω
+    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*, where the task began
 
     def begin(self, learner: Learner) -> None:
         self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]
@@ -52,22 +47,22 @@ class SI(Method):
         gradients = learner.gradients(entropy)
         importance, anchor = learner.trained(self.importance), learner.trained(self.anchor)
         with torch.no_grad():
-            loss = penalised(entropy, self.c, learner.parameters, importance, anchor)
+            loss = add_penalty(entropy, self.c, learner.parameters, importance, anchor)
             before = [parameter.clone() for parameter in learner.parameters]
             pull = torch._foreach_mul(importance, torch._foreach_sub(before, anchor))  # the penalty's gradient / 2c
             learner.descend(torch._foreach_add(gradients, pull, alpha=2 * self.c))
-            moved = torch._foreach_sub(learner.parameters, before)
-            torch._foreach_addcmul_(learner.trained(self.path), gradients, moved, value=-1)
+            moves = torch._foreach_sub(learner.parameters, before)
+            torch._foreach_addcmul_(learner.trained(self.path), gradients, moves, value=-1)
         return loss.detach(), {"logits": logits.detach()}
 
     @torch.no_grad()
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
-        places = zip(learner.network.parameters(), self.path, self.importance, self.anchor, strict=True)
-        for parameter, path, importance, anchor in places:
+        tensors = zip(learner.network.parameters(), self.path, self.importance, self.anchor, strict=True)
+        for parameter, path, importance, anchor in tensors:
             importance += (path / ((parameter - anchor).square() + self.xi)).clamp(min=0)
             anchor.copy_(parameter)
             path.zero_()
 
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         for name in ("path", "importance", "anchor"):
-            setattr(self, name, laid_out(learner.network.parameters(), state[name]))
+            setattr(self, name, copy_like(learner.network.parameters(), state[name]))

@@ -11,7 +11,7 @@ from torch import nn
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Learner
-from forgetless.methods.method import check_declared
+from forgetless.methods.method import check_declaration
 from forgetless.repair.finetune import NonFiniteError
 from forgetless.repair.settings import Finetune
 from forgetless.training.settings import TrainSettings
@@ -24,7 +24,7 @@ def check_parts(stream: Stream, method: Method, network: nn.Module, settings: Tr
         if not isinstance(value, kind):
             given = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
             raise ValueError(f"{part} is {given}; it must be an object of the class {kind.__name__}")
-    check_declared(method)
+    check_declaration(method)
     name, buffer, policy = type(method).__name__, settings.buffer, settings.policy
     if stream.scenario not in method.scenarios:
         raise ValueError(f"{name} is for {method.scenarios[0]}-incremental streams only; {stream.name} is not one")
@@ -52,7 +52,7 @@ def _check_finetune(finetune: Finetune, buffer: int, stream: Stream, method: Met
     if finetune.pad and finetune.pad >= pixels:
         valid = f"below the images' {pixels} pixels" if pixels else f"0: examples of shape {stream.shape} are no images"
         raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {valid}")
-    if finetune.groups == "auto" and not method.tells_sensitivity:
+    if finetune.groups == "auto" and not method.sequential:
         raise ValueError(f"groups is 'auto', but {name} never trains on one task after another: name the groups")
     if finetune.distill and method.memory in ("own", "balanced") and "logits" not in method.columns:
         raise ValueError(f"distill is {finetune.distill}, but the memory of {name} holds no logits to distil from")

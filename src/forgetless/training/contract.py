@@ -27,7 +27,7 @@ from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch, Learner
-from forgetless.methods.method import check_declared, stepped
+from forgetless.methods.method import check_declaration, take_step
 from forgetless.networks import mlp
 from forgetless.networks.seed import with_seed
 from forgetless.repair.buffer import Buffer
@@ -70,7 +70,7 @@ def check(make: Callable[[], Method] | Method | str) -> None:
     if not isinstance(method, Method):
         raise ContractError(f"{make!r} makes a {type(method).__name__}, which is not a forgetless.Method")
     try:
-        check_declared(method)
+        check_declaration(method)
     except ValueError as error:
         raise ContractError(str(error)) from None
     stream = _small_stream(method.scenarios[0])
@@ -115,7 +115,7 @@ def _checked_step(method: Method, learner: Learner, batch: Batch) -> dict[str, T
     """Take a step, check rules 1, 2 and 4, and return its columns."""
     try:
         with SyncDetector() as syncs:
-            loss, columns = stepped(method, learner, batch)
+            loss, columns = take_step(method, learner, batch)
     except ValueError as error:
         raise ContractError(f"1: {error}") from error
     if syncs.found:

@@ -25,7 +25,7 @@ from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch
 from forgetless.methods.loader import Feed, batch_sizes
-from forgetless.methods.method import stepped
+from forgetless.methods.method import take_step
 from forgetless.repair.finetune import NonFiniteError
 from forgetless.repair.selection import STILL
 from forgetless.training.checks import check_parts, explain_wrong_inputs
@@ -242,7 +242,7 @@ def _train_step(run: RunState, loader: Feed, size: int) -> Generator[Event]:
 def _update(run: RunState, loader: Feed, size: int) -> dict[str, Tensor]:
     """Update the network on the next batch, and return what the buffer stores of it."""
     x, y = loader.take(size)
-    loss, columns = stepped(run.method, run.learner, Batch(x, y, run.position.task))
+    loss, columns = take_step(run.method, run.learner, Batch(x, y, run.position.task))
     loader.note(loss)
     if not run.offers:
         return {"x": x, "y": y}

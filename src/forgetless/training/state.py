@@ -115,7 +115,7 @@ class RunState:
     def result(self) -> Result:
         """Return what the run has measured, once it is over."""
         repair, tracker, measured = self.repair, self.repair.tracker, self.measured
-        changes = tracker.task_changes() if self.method.tells_sensitivity else {}  # else they are the finetuning's
+        changes = tracker.task_changes() if self.method.sequential else {}  # else they are the finetuning's
         comparisons = len({row.task for row in tracker.between_tasks}) if changes else 0
         return Result(
             accuracy_matrix=tuple(measured.class_il),

@@ -1,1 +1,1 @@
-"""Data sets on disk, read into uint8 tensors: one reader a file, all in the layout of the official distribution."""
+"""Read data sets from disk into uint8 tensors: one reader per file, in the layout of the official distribution."""

@@ -1,4 +1,4 @@
-"""scikit-learn's bundled digits: 1,797 real 8×8 images, offline."""
+"""The digits that scikit-learn ships: 1,797 images of 8×8 pixels. No download."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from forgetless.data.stream import Split
 
 
 def read() -> tuple[Split, Split]:
-    """Every fifth image is a test image. Pixels, 0 to 16 in the original, are spread over 0 to 255."""
+    """Return the training and test examples; every fifth image is a test image.
+
+    Pixels are 0 to 16 in the original and 0 to 255 here.
+    """
     values = torch.from_numpy(_table())
     x = (values[:, :-1] * 255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
-    whole = Split(x, values[:, -1].to(torch.int64))
-    rows = torch.arange(len(whole))
-    return whole.of(rows[rows % 5 != 0]), whole.of(rows[rows % 5 == 0])
+    examples = Split(x, values[:, -1].to(torch.int64))
+    fifth = torch.arange(len(examples)) % 5 == 0
+    return examples.where(~fifth), examples.where(fifth)
 
 
 def _table() -> numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]:
-    """64 pixels and the label in each row; from scikit-learn's file, since importing it all takes seconds."""
+    """Return 64 pixels and the label per row, from scikit-learn's file, since importing scikit-learn takes seconds."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ImportError("seq-digits needs scikit-learn: pip install 'forgetless[digits]'")

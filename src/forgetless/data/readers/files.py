@@ -1,27 +1,41 @@
-"""Where data is, and whether it is whole."""
+"""Where data sets are stored, and the errors for files that are missing or corrupt."""
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
+import struct
+import tarfile
+import tokenize
+import zipfile
+import zlib
 from pathlib import Path
+
+IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+# What zip, tar, gzip, npy and image decoders raise for corrupt files (benchmarks/fuzz.py).
+UNREADABLE: tuple[type[Exception], ...] = (
+    OSError, EOFError, ValueError, TypeError, LookupError, ArithmeticError, RuntimeError, MemoryError, SyntaxError,
+    struct.error, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, tokenize.TokenError,
+)  # fmt: skip
 
 
 class DataError(RuntimeError):
-    """Data that is missing, truncated or corrupted; says which file and what to do."""
+    """Data is missing or corrupt. The message names the file and what to do."""
 
 
-def root() -> Path:
-    """The folder of all data: ``FORGETLESS_DATA``, or the platform's cache folder."""
-    given = os.environ.get("FORGETLESS_DATA")
-    if given:
-        return Path(given).expanduser()
+def data_folder() -> Path:
+    """Return the folder of all data sets: ``FORGETLESS_DATA``, or the platform's cache folder."""
+    if folder := os.environ.get("FORGETLESS_DATA"):
+        return Path(folder).expanduser()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("forgetless")) / "data"
 
 
 def md5(path: Path) -> str:
+    """Return the md5 checksum of a file."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -29,12 +43,13 @@ def md5(path: Path) -> str:
     return digest.hexdigest()
 
 
-def need(path: Path, dataset: str) -> Path:
-    """The path, if a file is there."""
+def existing(path: Path, dataset: str) -> Path:
+    """Return ``path``, or raise ``DataError`` if nothing is there."""
     if not path.exists():
         raise DataError(f"{path} is missing: run `forgetless data get {dataset}`, or set FORGETLESS_DATA to its folder")
     return path
 
 
-def damaged(path: Path, dataset: str, why: str) -> DataError:
-    return DataError(f"{path} is damaged ({why}): delete it and run `forgetless data get {dataset}`")
+def corrupt(path: Path, dataset: str, reason: str) -> DataError:
+    """Return the error for a corrupt file of a data set."""
+    return DataError(f"{path} is corrupt ({reason}): delete it and run `forgetless data get {dataset}`")

@@ -1,4 +1,4 @@
-"""Folders of image files, decoded once and kept as arrays beside the data, so that the second start is instant."""
+"""Read folders of image files. Decoded images are cached as arrays next to the data, so a second start is instant."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ import numpy
 import torch
 from torch import Tensor
 
-from forgetless.data.readers.files import DataError
+from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+def image_files(folder: Path) -> list[Path]:
+    """Return all image files below a folder, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
 
 
 def decode(paths: Sequence[Path], size: int | None) -> Tensor:
-    """RGB images as (count, 3, height, width) uint8, resized to ``size`` × ``size`` where that is given."""
+    """Return RGB images as uint8 (count, 3, height, width), resized to ``size`` × ``size`` if that is given."""
     try:
         from PIL import Image
     except ImportError:
         raise ImportError("reading image files needs pillow: pip install 'forgetless[images]'") from None
 
-    def one(path: Path) -> numpy.ndarray:
+    def decode_file(path: Path) -> numpy.ndarray:
         try:
             with Image.open(path) as image:
                 colour = image.convert("RGB")
@@ -35,54 +38,50 @@ def decode(paths: Sequence[Path], size: int | None) -> Tensor:
             raise DataError(f"{path} is not readable as an image: {error}") from None
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        arrays = list(pool.map(one, paths))
+        arrays = list(pool.map(decode_file, paths))
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1:
-        raise DataError(
-            f"images of different sizes ({', '.join(map(str, sorted(shapes)))}): give size=… to resize them"
-        )
+        raise DataError(f"images have different sizes ({', '.join(map(str, sorted(shapes)))}); size=… resizes them")
     return torch.from_numpy(numpy.stack(arrays)).permute(0, 3, 1, 2).contiguous()
 
 
-def read_folder(folder: Path, size: int | None) -> tuple[Tensor, Tensor, list[str]]:
-    """``folder/<class>/**/<image>``: images, labels by alphabetical order of the classes, and their names."""
+def read_folder(folder: Path, size: int | None) -> tuple[Tensor, Tensor]:
+    """Return the images of ``folder/<class>/**/<image>`` and their labels. Classes are in alphabetical order."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder")
-    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    files = [sorted(p for p in (folder / name).rglob("*") if p.suffix.lower() in ENDINGS) for name in names]
-    for name, found in zip(names, files, strict=True):
-        if not found:
-            raise DataError(f"{folder / name} holds no images")
-    if not names:
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    if not classes:
         raise DataError(f"{folder} holds no folders of classes")
-    labels = torch.tensor([label for label, found in enumerate(files) for _ in found])
-    return decode([path for found in files for path in found], size), labels, names
+    files = [image_files(path) for path in classes]
+    for path, images in zip(classes, files, strict=True):
+        if not images:
+            raise DataError(f"{path} holds no images")
+    labels = torch.tensor([label for label, images in enumerate(files) for _ in images])
+    return decode([path for images in files for path in images], size), labels
 
 
-def cached(folder: Path, name: str, read: dict[str, Sequence[Path]], size: int) -> dict[str, Tensor]:
-    """Decoded images for each key, from ``folder/decoded/<name>-<key>.npy`` where they are there already."""
-    decoded = {}
-    for key, paths in read.items():
-        path = folder / "decoded" / f"{name}-{key}-{len(paths)}x{size}.npy"
-        if path.exists() and (kept := _kept(path, (len(paths), 3, size, size))) is not None:
-            decoded[key] = torch.from_numpy(kept)
-            continue
-        decoded[key] = decode(paths, size)
-        _write(path, decoded[key].numpy())
-    return decoded
+def decode_cached(paths: Sequence[Path], size: int, folder: Path, name: str) -> Tensor:
+    """Return decoded images, from a file in ``folder/decoded`` if they were decoded before."""
+    file = folder / "decoded" / f"{name}-{len(paths)}x{size}.npy"
+    array = read_decoded(file, (len(paths), 3, size, size))
+    if array is not None:
+        return torch.from_numpy(array)
+    images = decode(paths, size)
+    _write(file, images.numpy())
+    return images
 
 
-def _kept(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
-    """The array in a file; None if it is not what was written there, and is to be made again."""
+def read_decoded(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
+    """Return the uint8 array of this shape in a file, as a memory map; ``None`` if the file is missing or corrupt."""
     try:
-        array = numpy.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: the file is never changed
-    except Exception:  # npy has many ways to be wrong
+        array = numpy.load(path, mmap_mode="c", allow_pickle=False)  # copy on write: the file never changes
+    except UNREADABLE:
         return None
     return array if isinstance(array, numpy.ndarray) and (array.dtype, array.shape) == (numpy.uint8, shape) else None
 
 
 def _write(path: Path, array: numpy.ndarray) -> None:
-    """Whole or not at all; a folder that cannot be written to only costs the time to decode again."""
+    """Write an array atomically. A folder that is not writable only costs the time to decode again."""
     try:
         path.parent.mkdir(exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
