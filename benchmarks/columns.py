@@ -33,7 +33,7 @@ from committed import add, search_file
 from forgetless.experiments import record
 from forgetless.experiments.run import run_lanes
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.paper.reproduce import way
+from forgetless.paper.reproduce import parse_label
 from grids import GRIDS, Point, grids_for, points
 from provenance import provenance
 
@@ -52,7 +52,7 @@ def settings_for(
     if row.startswith("k-fpf+"):
         method, given = row.removeprefix("k-fpf+"), {"repair": "k-fpf"}
     else:
-        method, given = way("k-fpf-ce" if row.startswith("k-fpf-dense") else row, arguments.stream)
+        method, given = parse_label("k-fpf-ce" if row.startswith("k-fpf-dense") else row, arguments.stream)
     common = {"buffer": buffer, "seed": seed, "device": arguments.device, "validation": validation}
     common |= {"network": arguments.network} if arguments.network else {}
     common |= {"anytime": True} if arguments.anytime and not validation else {}

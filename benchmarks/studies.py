@@ -16,7 +16,7 @@ from pathlib import Path
 from columns import finished, run
 from committed import add
 from forgetless.experiments.settings import Settings
-from forgetless.paper.filters import measure
+from forgetless.paper.filters import measure_filters
 from forgetless.paper.reproduce import Options, runs
 from forgetless.paper.studies import ITEMS
 
@@ -54,7 +54,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.stage == "run" and ITEMS[arguments.item].filters:
         for planned_run in runs(ITEMS[arguments.item].lines(Options(stream=arguments.stream, device=arguments.device))):
-            measure(planned_run, arguments.work)
+            measure_filters(planned_run, arguments.work)
     elif arguments.stage == "run":
         run(planned(arguments), arguments)
     else:

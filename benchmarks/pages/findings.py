@@ -352,7 +352,7 @@ def edges() -> list[str]:
 
 def more_often() -> list[str]:
     """What more frequent finetunings give, from the figure of k and τ and from final runs."""
-    found = {one.line.at[::2]: one for one in studies.found("k-tau", "seq-pathmnist")}
+    found = {(one.line.point.k, one.line.point.steps): one for one in studies.found("k-tau", "seq-pathmnist")}
     shown = ", ".join(
         f"{found[121, n].mean:.1f} % for {found[121, n].tflops:.0f} TFLOPs with {n} steps" for n in (50, 300)
     )
@@ -467,7 +467,7 @@ def shares() -> list[str]:
 
 def named_groups() -> list[str]:
     """What leaving block4 out does for FPF and k-FPF, from the table of which groups to finetune."""
-    found = {one.line.at: one for one in studies.found("parameters", "seq-pacs")}
+    found = {(one.line.point.repair, one.line.point.groups): one for one in studies.found("parameters", "seq-pacs")}
     three, other, all_ = (found["FPF", name] for name in ("Basis+Block1-3", "Basis+Block4", "ALL"))
     return [
         f"For FPF after ER on Seq-PACS it costs nothing either ({len(all_.records)} seeds): Basis with blocks 1 to 3 {three.mean:.1f} ± {three.std:.1f} %, with block4 in their place "
@@ -479,7 +479,7 @@ def named_groups() -> list[str]:
 
 
 def kept_out(stream: str) -> str:
-    found = {one.line.at: one.mean for one in studies.found("parameters", stream)}
+    found = {(one.line.point.repair, one.line.point.groups): one.mean for one in studies.found("parameters", stream)}
     three, all_ = found["k-FPF", "Basis+Block1-3"], found["k-FPF", "ALL"]
     return f"{stream} {three:.1f} % without block4, {all_:.1f} with all"
 

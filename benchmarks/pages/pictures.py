@@ -107,7 +107,7 @@ def method(stream: str) -> None:
     from forgetless.reports import charts as figures
     from forgetless.reports import rows as report
 
-    (row,) = report.rows(measured(stream, 500)["fpf+er"])
+    (row,) = report.table_rows(measured(stream, 500)["fpf+er"])
     figures.save(
         figures.profile(row.sensitivity, "ER on Seq-CIFAR-10, mean of five seeds"), DOCS, f"profile-{stream}", ("svg",)
     )

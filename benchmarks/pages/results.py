@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from forgetless.experiments import record
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.sweep import Planned
-from forgetless.paper import movement
+from forgetless.paper import dynamics
 from forgetless.paper import published as targets
 from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS
@@ -295,7 +295,7 @@ def moving() -> list[str]:
     ]
     for name, (stem, runs) in panels().items():
         planned = tuple(Planned(Settings.from_dict(made.settings), {}) for made in runs)
-        claims = movement.dynamics_findings([Measured(Line(name, planned), tuple(runs))])
+        claims = dynamics.judge_group_dynamics([Measured(Line(name, planned), tuple(runs))])
         lines += ["", f"**{name}**, {len(runs)} seeds:", ""]
         lines += [f"- {str(claim).replace(f'{name}: ', '')}" for claim in claims]
         pictures = [stem, f"{stem}-tasks"] if runs[0].settings["epochs"] > 1 else [f"{stem}-tasks"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, median, stdev
 
 from forgetless.experiments import record
-from forgetless.paper import movement
+from forgetless.paper import dynamics
 from forgetless.paper import published as targets
 from forgetless.paper.reproduce import Measured, Options
 from forgetless.paper.studies import ITEMS
@@ -143,7 +143,7 @@ def frozen() -> list[str]:
     ]
     rows: dict[str, list[Measured]] = {}
     for one in own:
-        rows.setdefault(one.line.at[0], []).append(one)
+        rows.setdefault(one.line.point, []).append(one)
     made = [
         "| frozen | seeds | " + " | ".join(f"task {task}" for task in range(1, 6)) + " |",
         "| --- | --- |" + " --- |" * 5,
@@ -171,8 +171,8 @@ def parameters() -> list[str]:
             "| groups | share | FPF | TFLOPs | k-FPF | TFLOPs | seeds |",
             "| --- | --- | --- | --- | --- | --- | --- |",
         ]
-        for name in dict.fromkeys(one.line.at[1] for one in members):
-            both = {one.line.at[0]: one for one in members if one.line.at[1] == name}
+        for name in dict.fromkeys(one.line.point.groups for one in members):
+            both = {one.line.point.repair: one for one in members if one.line.point.groups == name}
             cells = [part for kind in ("FPF", "k-FPF") for part in accuracy_and_cost(both.get(kind))]
             seeds = ", ".join(dict.fromkeys(str(len(one.records)) for one in both.values()))
             share = next(iter(both.values())).records[0].share
@@ -211,7 +211,7 @@ def buffer_epochs() -> list[str]:
 
 def stages() -> list[str]:
     own = found("bn-dynamics")
-    by_stage = [movement.stages(made) for made in own[0].records]
+    by_stage = [dynamics.bn_stages(made) for made in own[0].records]
     rows = [
         [stage, *(f"{mean(one[stage][task] for one in by_stage):.2g}" for task in range(len(changes)))]
         for stage, changes in by_stage[0].items()
@@ -266,7 +266,7 @@ def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measure
     for one in own:
         target = one.line.target
         assert target is not None
-        errors = "–" if one.errors is None else f"{one.errors:+.1f}"
+        errors = "–" if one.standard_errors is None else f"{one.standard_errors:+.1f}"
         cells = [
             one.line.name.partition(", ")[0],
             f"{target.mean:.2f} ± {target.std:.2f}",
@@ -298,7 +298,7 @@ def reported(command: str, own: Sequence[Measured], rows: Sequence[str]) -> list
     minutes = sum(made.seconds["total"] for made in {made.id: made for made in records}.values()) / 60
     took = f"{minutes:.0f} minutes" if minutes > 2 else f"{60 * minutes:.0f} seconds"
     item = command.partition(" ")[0]
-    seeded = "" if "seeds" in ITEMS[item].without else f" --seeds {seeds}"
+    seeded = "" if "seeds" in ITEMS[item].unused_options else f" --seeds {seeds}"
     return [
         f"`forgetless reproduce {command}{seeded} --device cuda`; torch {records[0].versions['torch']}, {took} in sum, up to eight runs side by side.",
         "",

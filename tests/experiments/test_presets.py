@@ -7,7 +7,7 @@ from forgetless.config import catalogue
 from forgetless.experiments import presets, record
 from forgetless.experiments.presets import preset
 from forgetless.experiments.settings import resolve
-from forgetless.paper.reproduce import way
+from forgetless.paper.reproduce import parse_label
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -103,7 +103,9 @@ def test_a_network_that_is_not_the_streams_own_can_have_presets_of_its_own():
     chosen = json.loads((RESULTS / "searches" / "seq-cifar10-vgg11-500.json").read_text())["rows"]
     for row, own in chosen.items():
         repair, _, method = row.rpartition("+")
-        settings = way(row, "seq-cifar10") if row == "k-fpf-ce" else (method, {"repair": repair} if repair else {})
+        settings = (
+            parse_label(row, "seq-cifar10") if row == "k-fpf-ce" else (method, {"repair": repair} if repair else {})
+        )
         made = resolve("seq-cifar10", settings[0], {"network": "vgg11", **settings[1]})[0].to_dict()
         if row != "fpf+icarl":  # with the best all final runs diverged
             assert own["chosen"].items() <= (made | made["options"]).items()

@@ -3,37 +3,36 @@ import torch
 from torch import nn
 
 from forgetless.experiments import record
-from forgetless.paper import filters
-from forgetless.paper.filters import _Watch
-from forgetless.paper.reproduce import Options, planned
+from forgetless.paper.filters import FilterWatch, measure_filters
+from forgetless.paper.reproduce import Options, plan_runs
 
 
-def test_changes_are_means_over_filters_within_and_across_tasks():
+def test_filter_changes_are_means_within_and_across_tasks():
     network = nn.Sequential(nn.Conv2d(1, 2, 1))
     weight = network[0].weight
-    watch = _Watch(network)
+    watch = FilterWatch(network)
     for task, values in ((1, (0.0, 0.0)), (1, (1.0, 2.0)), (1, (2.0, 3.0)), (2, (7.0, 4.0))):
         with torch.no_grad():
             weight.copy_(torch.tensor(values).reshape(2, 1, 1, 1))
-        watch.see(task)
+        watch.observe(task)
     assert watch.changes() == {"0": {"within": [1.0, 1.5], "across": [5.0, 1.0]}}
 
 
-def test_a_run_is_watched_once_and_is_otherwise_the_run_it_would_be(tmp_path):
+def test_a_run_is_measured_once(tmp_path):
     given = {"network": "helpers:narrow_resnet", "epochs": 2, "batch": 100, "lr": 0.03}
-    (run,) = planned("seq-digits", "sgd", given, Options(seeds=1))
-    made = filters.measure(run, tmp_path)
+    (run,) = plan_runs("seq-digits", "sgd", given, Options(seeds=1))
+    made = measure_filters(run, tmp_path)
     assert record.read(record.path(tmp_path, run.settings)) == made
     assert set(made.details["filters"]["conv1"]) == {"within", "across"}
     assert len(made.details["filters"]["conv1"]["across"]) == 4
-    assert filters.measure(run, tmp_path).seconds == made.seconds  # read, not done again
+    assert measure_filters(run, tmp_path).seconds == made.seconds  # read, not trained again
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_runs_without_filters_or_changes_are_errors():
     with pytest.raises(ValueError, match="Linear has no convolutions"):
-        _Watch(nn.Linear(2, 2))
-    watch = _Watch(nn.Conv2d(1, 1, 1))
-    watch.see(1)
-    watch.see(2)
-    with pytest.raises(ValueError, match="no change within was seen: a run needs two epochs a task or more"):
+        FilterWatch(nn.Linear(2, 2))
+    watch = FilterWatch(nn.Conv2d(1, 1, 1))
+    watch.observe(1)
+    watch.observe(2)
+    with pytest.raises(ValueError, match="no change within tasks to measure: it needs at least two epochs per task"):
         watch.changes()

@@ -4,7 +4,7 @@ from forgetless import METHODS, NETWORKS, STREAMS
 from forgetless.paper.published import find, targets
 
 
-def test_the_tables_are_whole():
+def test_the_tables_are_complete():
     counts = {}
     for target in targets():
         counts[target.table] = counts.get(target.table, 0) + 1
@@ -20,7 +20,7 @@ def test_the_tables_are_whole():
     }
 
 
-def test_numbers_of_the_paper_and_of_the_der_authors():
+def test_numbers_match_the_publications():
     best = max(t.mean for label, t in find("table1", "seq-cifar10", buffer=500).items() if label != "joint")
     assert best == 69.08
     assert find("mlp-vgg", "seq-mnist", buffer=500)["k-fpf-ce"].mean == 90.63
@@ -30,7 +30,7 @@ def test_numbers_of_the_paper_and_of_the_der_authors():
 @pytest.mark.parametrize(
     "target", targets(), ids=lambda t: f"{t.table}-{t.stream}-{t.buffer}-{t.label}-{t.metric}-{t.freeze}"
 )
-def test_every_target_names_things_that_exist(target):
+def test_every_target_can_be_run(target):
     assert target.stream in STREAMS
     assert target.network in NETWORKS
     method = target.label.rpartition("+")[2]

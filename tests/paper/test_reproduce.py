@@ -9,8 +9,8 @@ import pytest
 from forgetless.experiments import record
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.sweep import Planned
-from forgetless.paper import published as targets
 from forgetless.paper import reproduce
+from forgetless.paper.published import Target
 from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS
 
@@ -20,25 +20,25 @@ def measured(records, target, accuracies, metric="accuracy"):
     return Measured(Line("er", (Planned(*resolve("seq-digits", "er", {})),), target, metric), made)
 
 
-def test_the_difference_is_in_standard_errors_of_both_means(records):
-    target = targets.Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
+def test_the_difference_is_in_standard_errors(records):
+    target = Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
     one = measured(records, target, [57.0, 59.0])
     assert one.mean == 58.0
     assert one.std == pytest.approx(math.sqrt(2))
     assert one.difference == -2.0
-    assert one.errors == pytest.approx(-2 / math.sqrt(4 / 5 + 2 / 2))
-    assert measured(records, target, [57.0]).errors is None
+    assert one.standard_errors == pytest.approx(-2 / math.sqrt(4 / 5 + 2 / 2))
+    assert measured(records, target, [57.0]).standard_errors is None
     assert measured(records, None, [57.0, 59.0]).difference is None
 
 
 def test_metrics_are_read_from_records(records):
     made = dataclasses.replace(records[0], anytime=[90.0, 70.0], flops={"train": 3 * 10**12, "finetune": 10**12})
-    assert reproduce.value(made, "accuracy") == made.accuracy
-    assert reproduce.value(made, "accuracy_after_task_2") == 70.0
-    assert reproduce.value(made, "finetune_tflops") == 1.0
-    assert reproduce.value(made, "train_tflops") == 4.0
+    assert reproduce.metric_value(made, "accuracy") == made.accuracy
+    assert reproduce.metric_value(made, "accuracy_after_task_2") == 70.0
+    assert reproduce.metric_value(made, "finetune_tflops") == 1.0
+    assert reproduce.metric_value(made, "train_tflops") == 4.0
     with pytest.raises(ValueError, match="metric is 'loss'"):
-        reproduce.value(made, "loss")
+        reproduce.metric_value(made, "loss")
 
 
 @pytest.mark.parametrize(
@@ -54,29 +54,29 @@ def test_metrics_are_read_from_records(records):
         ("k-fpf-all-kd+masked", "masked", {"repair": "k-fpf", "groups": "all", "kd": 0.2}),
     ],
 )
-def test_labels_of_the_tables_are_runs_with_that_label(label, method, given):
-    assert reproduce.way(label, "seq-cifar10") == (method, given)
+def test_labels_parse_to_runs_with_that_label(label, method, given):
+    assert reproduce.parse_label(label, "seq-cifar10") == (method, given)
     assert resolve("seq-cifar10", method, given)[0].label == label
 
 
 def test_steps_of_a_run_count_training_and_finetuning():
     given = {"repair": "k-fpf", "every": 1500, "steps": 100, "epochs": 5, "batch": 32}
     settings, _ = resolve("seq-pathmnist", "sgd", given)
-    assert reproduce.steps("seq-pathmnist") == 14_075  # those of its records; the paper's k = 9 at τ = 1500
+    assert reproduce.stream_steps("seq-pathmnist") == 14_075  # those of its records; the paper's k = 9 at τ = 1500
     assert reproduce.training_steps(settings) == 14_075 + (9 + 1) * 100
 
-    assert reproduce.steps("seq-pacs") == 1260  # likewise
+    assert reproduce.stream_steps("seq-pacs") == 1260  # likewise
 
 
-def test_runs_are_planned_for_each_seed_and_once_for_lines_that_share_them():
-    runs = reproduce.planned("seq-digits", "er", {"buffer": 100}, Options(quick=True))
+def test_lines_share_runs_of_the_same_seed():
+    runs = reproduce.plan_runs("seq-digits", "er", {"buffer": 100}, Options(quick=True))
     assert [one.settings.seed for one in runs] == [0, 1]
-    assert len(reproduce.planned("seq-digits", "er", {}, Options())) == 5
+    assert len(reproduce.plan_runs("seq-digits", "er", {}, Options())) == 5
     assert reproduce.runs([Line("a", runs), Line("b", runs, metric="train_tflops")]) == list(runs)
 
 
-def test_what_comes_out_is_plain_data(records):
-    target = targets.Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
+def test_the_outcome_is_plain_data(records):
+    target = Target("t", "seq-digits", "mlp", 1, 500, "er", "", "accuracy", 60.0, 2.0)
     one = measured(records, target, [57.0, 59.0])
     made = reproduce.to_dict("table1", [one], [reproduce.Finding("it works", True, "1 of 1")], ["quick"])
     assert made["lines"][0]["paper"] == [60.0, 2.0]
@@ -88,7 +88,7 @@ def test_what_comes_out_is_plain_data(records):
 
 @lru_cache
 def studied():
-    """The ids of all runs of the further tables and figures."""
+    """Return the ids of all runs of the further tables and figures."""
     items = ("many-epochs", "fpf-all", "freeze", "parameters", "k-tau", "buffer-epochs", "dynamics")
     lines = [line for item in items for line in ITEMS[item].lines(Options(device="cuda"))]
     return {one.settings.id for one in reproduce.runs(lines)}
@@ -104,7 +104,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize(("column", "made"), RECORDS)
-def test_a_record_of_the_results_is_what_reproduce_runs(column, made):
+def test_reproduce_runs_what_committed_records_are_of(column, made):
     """The ids are hashes of all settings, so the command of a row runs what its record says."""
     if made.settings["method"] == "masked":  # which the paper does not have: `forgetless run STREAM masked --k-fpf`
         given = {name: made.settings[name] for name in ("buffer", "seed", "repair", "device")}
@@ -133,11 +133,11 @@ def test_a_record_of_the_results_is_what_reproduce_runs(column, made):
 
 
 @pytest.mark.parametrize(
-    ("stream", "found"),
+    ("stream", "expected"),
     [
         ("seq-cifar10", "class"), ("forgetless.data.benchmarks:large_digits", "class"), ("seq-pacs", "domain"),
         ("rot-mnist", "domain"), ("forgetless.data.benchmarks:rot_mnist", "domain"), ("mine:seq_pacs", None),
     ],
 )  # fmt: skip
-def test_the_scenario_of_a_stream_is_known_without_loading_it(stream, found):
-    assert reproduce.scenario(stream) == found
+def test_the_scenario_is_known_without_loading_the_stream(stream, expected):
+    assert reproduce.scenario(stream) == expected

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from forgetless.config import catalogue
-from forgetless.paper import reproduce, studies
+from forgetless.paper import ablations, dynamics, reproduce, studies, tables
+from forgetless.paper.ablations import GroupsPoint, SchedulePoint
 from forgetless.paper.published import targets
 from forgetless.paper.reproduce import Line, Measured, Options
-from forgetless.paper.studies import ITEMS, movement
+from forgetless.paper.studies import ITEMS
 
 
-def test_every_number_of_the_papers_tables_is_the_target_of_an_item():
-    compared = {line.target for item in ITEMS.values() if item.tables for line in item.lines(Options())}
+def test_every_number_of_the_paper_has_an_item():
+    compared = {line.target for item in ITEMS.values() for line in item.lines(Options())} - {None}
     assert {target for target in targets() if target.table != "der-authors"} == compared
 
 
@@ -25,7 +26,7 @@ def test_every_line_runs_what_its_target_says(name):
         assert settings.device == "cuda"
         target = line.target
         if target is None:
-            assert not ITEMS[name].tables
+            assert name in {**dynamics.ITEMS, **ablations.ITEMS}
             continue
         assert settings.label == target.label
         assert (settings.stream, settings.network, settings.epochs) == (target.stream, target.network, target.epochs)
@@ -34,15 +35,15 @@ def test_every_line_runs_what_its_target_says(name):
 
 
 @pytest.mark.parametrize("name", ITEMS)
-def test_every_item_has_a_quick_version_that_says_what_it_is(name):
+def test_every_item_has_a_quick_version(name):
     options = Options(quick=True)
     lines = ITEMS[name].lines(options)
-    assert all(line.stream in (reproduce.QUICK, studies.movement.LARGE) for line in lines)
+    assert all(line.stream in (reproduce.QUICK, dynamics.LARGE_DIGITS) for line in lines)
     assert max(one.settings.seed for line in lines for one in line.runs) <= 1
     assert "quick: " in studies.notes(options, lines)[0]
 
 
-def test_rows_columns_and_buffers_can_be_picked():
+def test_options_select_rows_columns_and_buffers():
     lines = ITEMS["table1"].lines(Options("seq-cifar10", 500, ("k-fpf-ce",)))
     assert [(line.name, line.target.mean, len(line.runs)) for line in lines] == [("k-fpf-ce, buffer 500", 64.35, 5)]
     quick = ITEMS["mlp-vgg"].lines(Options("seq-mnist", quick=True, rows=("er", "fpf+er")))
@@ -61,32 +62,31 @@ def test_rows_columns_and_buffers_can_be_picked():
         ("dynamics", Options("seq-digit", quick=True), "no stream named 'seq-digit'"),
     ],
 )
-def test_what_the_paper_does_not_have_is_refused(name, options, match):
+def test_selecting_nothing_is_an_error(name, options, match):
     with pytest.raises(ValueError, match=match):
         ITEMS[name].lines(options)
 
 
-def test_the_table_of_all_parameters_is_its_papers_set_up():
+def test_fpf_all_has_the_set_up_of_the_paper():
     lines = ITEMS["fpf-all"].lines(Options("seq-pathmnist", seeds=1, rows=("k-fpf-all-ce", "fpf+er")))
     k_fpf, fpf = lines[0].runs[0].settings, lines[2].runs[0].settings
-    assert (k_fpf.steps, k_fpf.every, k_fpf.groups) == (100, 2816, "all")  # of 14,075 steps: four times, and at the end
-    assert (fpf.steps, fpf.every) == (100, None)
-    (chosen,) = {
-        one.runs[0].settings.threshold for one in ITEMS["fpf-all"].lines(Options("seq-pacs", rows=("fpf+er",)))
-    }
-    assert chosen == 1.0  # the paper's, not the 0.1 that the search chose, which takes all groups
+    often, once = k_fpf.finetune, fpf.finetune
+    assert (often.steps, often.every, often.groups) == (100, 2816, "all")  # of 14,075 steps: four times and at the end
+    assert (once.steps, once.every) == (100, None)
+    (line, *_) = ITEMS["fpf-all"].lines(Options("seq-pacs", rows=("fpf+er",)))
+    threshold = line.runs[0].settings.finetune.threshold
+    assert threshold == 1.0  # the paper's, not the 0.1 of the search, which chooses all groups
 
 
-def line(name, at=(), stream="seq-digits", target=None, metric="accuracy"):
-    planned = reproduce.planned(stream, "er", {}, Options(seeds=1))
-    return Line(name, planned, target, metric, at)
+def line(name, point=None):
+    return Line(name, reproduce.plan_runs("seq-digits", "er", {}, Options(seeds=1)), point=point)
 
 
 def with_accuracy(record, *values, **changes):
     return tuple(dataclasses.replace(record, accuracy=value, **changes) for value in values)
 
 
-def test_findings_tell_whether_fpf_improves_and_whether_k_fpf_pays(records):
+def test_findings_judge_fpf_by_gains_and_k_fpf_by_cost(records):
     cheap, dear = {"train": 10}, {"train": 100}
     found = [
         Measured(line("er"), with_accuracy(records[0], 60.0, flops=dear)),
@@ -95,62 +95,62 @@ def test_findings_tell_whether_fpf_improves_and_whether_k_fpf_pays(records):
         Measured(line("fpf+der"), with_accuracy(records[0], 69.0, flops=dear)),
         Measured(line("k-fpf-ce"), with_accuracy(records[0], 71.0, flops=cheap)),
     ]
-    improves, pays = studies.tables.fpf_improves(found)
+    improves, pays = tables.judge_improvement(found)
     assert not improves.holds
     assert improves.numbers == "er +6.0, der -1.0"
     assert pays.holds
 
 
-def test_findings_of_the_dynamics_are_worked_from_the_changes(records):
+def test_findings_of_the_dynamics_follow_from_the_changes(records):
     changes = [[t, e, {"fc1": 0.4 / e, "fc3": 0.9 / e}] for t in (1, 2, 3) for e in (1, 2)]
     made = dataclasses.replace(records[0], epoch_changes=changes, boundaries=[2], sensitivity={"fc1": 0.6, "fc3": 1.4})
-    switches, told, ranking = studies.movement.dynamics_findings([Measured(line("SGD"), (made,))])
+    switches, told, ranking = dynamics.judge_group_dynamics([Measured(line("SGD"), (made,))])
     assert switches.holds
     assert switches.numbers == "fc1 2.0 ×, fc3 2.0 ×"
     assert not told.holds
-    assert told.numbers == "found 1 of 2, 0 where none is"
+    assert told.numbers == "detected 1 of 2, false alarms 0"
     assert ranking.holds
     domain = dataclasses.replace(made, settings={**made.settings, "stream": "seq-pacs"})
-    assert not studies.movement.dynamics_findings([Measured(line("SGD"), (domain,))])[2].holds
+    assert not dynamics.judge_group_dynamics([Measured(line("SGD"), (domain,))])[2].holds
 
 
 @pytest.mark.parametrize(
     ("stream", "claims"),
     [
-        ("seq-mnist", ["SGD: the last layer is the most sensitive of those that are trained"]),
-        (movement.LARGE, ["SGD: the last layer is the most sensitive of those that are trained"]),
-        ("rot-mnist", ["SGD: the last layer is no more sensitive than the first (domain-IL)"]),
+        ("seq-mnist", ["SGD: the last layer is the most sensitive trainable group"]),
+        (dynamics.LARGE_DIGITS, ["SGD: the last layer is the most sensitive trainable group"]),
+        ("rot-mnist", ["SGD: the last layer is not more sensitive than the first (domain-IL)"]),
         (
             "forgetless.data.benchmarks:rot_mnist",
-            ["SGD: the last layer is no more sensitive than the first (domain-IL)"],
+            ["SGD: the last layer is not more sensitive than the first (domain-IL)"],
         ),
         ("own:domains", []),
     ],
 )
-def test_the_last_layer_is_judged_by_the_scenario_and_not_on_a_users_stream(stream, claims, records):
+def test_the_last_layer_is_judged_by_the_scenario(stream, claims, records):
     settings = {**records[0].settings, "stream": stream}
     made = dataclasses.replace(records[0], sensitivity={"fc1": 0.6, "fc3": 1.4}, settings=settings)
-    found = movement.dynamics_findings([Measured(line("SGD"), (made,))])
+    found = dynamics.judge_group_dynamics([Measured(line("SGD"), (made,))])
     assert [one.claim for one in found if "last layer" in one.claim] == claims
 
 
-def test_one_task_gives_no_findings_and_no_picture_between_tasks(records):
+def test_one_task_has_no_findings_between_tasks(records):
     changes = [[1, epoch, {"fc1": 0.4, "fc3": 0.9}] for epoch in (1, 2)]
     one = {"epoch_changes": changes, "task_changes": [], "sensitivity": {"fc1": None, "fc3": None}, "boundaries": []}
     made = dataclasses.replace(records[0], tensor_changes={"bn1.weight": [], "block1.0.bn1.weight": []}, **one)
     found = [Measured(line("SGD"), (made,))]
-    assert movement.dynamics_findings(found) == movement.bn_findings(found) == []
-    assert list(movement.draw_dynamics(found)) == ["sgd-epochs"]
-    assert movement.draw_bn(found) == {}
+    assert dynamics.judge_group_dynamics(found) == dynamics.judge_bn_dynamics(found) == []
+    assert list(dynamics.draw_group_dynamics(found)) == ["sgd-epochs"]
+    assert dynamics.draw_bn_dynamics(found) == {}
 
 
-def test_k_finetunings_are_k_the_last_at_the_end():
+def test_k_tau_plans_k_finetunings():
     lines = studies.ITEMS["k-tau"].lines(Options("seq-pathmnist", seeds=1))
-    times = {k: 14_075 // every + 1 for k, every, _ in (each.at for each in lines)}  # of the steps its records have
+    times = {line.point.k: 14_075 // line.point.every + 1 for line in lines}  # its records have 14,075 steps
     assert times == {k: k for k in (2, 5, 9, 21, 41, 121)}
 
 
-def test_what_is_frozen_in_a_quick_reproduction_are_groups_of_the_streams_network():
+def test_quick_freezing_uses_the_groups_of_the_network():
     lines = studies.ITEMS["freeze"].lines(Options("seq-organamnist", quick=True))
     frozen = {one.settings.freeze for each in lines for one in each.runs}
     assert frozen == {(), ("block1",), ("block2",), ("block3",), ("block4",), ("fc",)}
@@ -164,90 +164,94 @@ def test_what_is_frozen_in_a_quick_reproduction_are_groups_of_the_streams_networ
         ("buffer-epochs", {None, ("fc3",)}),
     ],
 )
-def test_groups_on_a_users_stream_are_those_of_the_network_its_runs_have(name, groups):
+def test_a_users_stream_has_the_groups_of_the_mlp(name, groups):
     lines = studies.ITEMS[name].lines(Options("own:stream", quick=True))
     settings = [one.settings for each in lines for one in each.runs]
     assert {one.network for one in settings} == {"mlp"}
-    assert {one.freeze if name == "freeze" else one.groups for one in settings} == groups
+    assert {one.freeze if name == "freeze" else one.finetune and one.finetune.groups for one in settings} == groups
 
 
-def test_stages_of_batch_norm_are_told_from_the_names(records):
+def test_stages_of_batch_norm_follow_from_the_names(records):
     changes = {
         "conv1.weight": [9.0], "bn1.weight": [0.4], "bn1.bias": [0.2], "bn1.running_mean": [7.0],
         "block1.0.bn1.weight": [0.1], "block1.0.shortcut.1.weight": [0.5], "block1.0.shortcut.0.weight": [5.0],
     }  # fmt: skip
     made = dataclasses.replace(records[0], tensor_changes=changes)
-    assert studies.movement.stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [pytest.approx(0.3)]}
+    assert dynamics.bn_stages(made) == {"bn1": [pytest.approx(0.3)], "block1": [pytest.approx(0.3)]}
 
 
 def test_findings_of_k_and_tau(records):
     values = {(2, 10): 50.0, (2, 30): 60.0, (9, 10): 70.0, (9, 30): 71.0, (41, 10): 72.0, (41, 30): 73.0}
     found = [
-        Measured(line(f"{k}-{s}", (k, 100 // k, s)), with_accuracy(records[0], value, flops={"train": 10 + k * s}))
+        Measured(
+            line(f"{k}-{s}", SchedulePoint(k, 100 // k, s)),
+            with_accuracy(records[0], value, flops={"train": 10 + k * s}),
+        )
         for (k, s), value in values.items()
     ]
-    few, saturates, many = studies.choices.k_tau_findings(found)
+    few, saturates, many = ablations.judge_k_tau(found)
     assert few.holds
-    assert few.numbers == "k 2: 60.0 %, k 9: 71.0 %, k 41: 73.0 %"
+    assert few.numbers == "k = 2: 60.0 %, k = 9: 71.0 %, k = 41: 73.0 %"
     assert saturates.numbers == "70.0 → 71.0 %"
     assert saturates.holds
     assert many.holds
-    star = studies.choices.draw_k_tau(found)["k-tau"].axes[0].lines[-1].get_xydata().tolist()
+    star = ablations.draw_k_tau(found)["k-tau"].axes[0].lines[-1].get_xydata().tolist()
     assert star == [[pytest.approx((10 + 41 * 30) / 1e12), 73.0]]  # 72 is not within a point of the best
 
 
-def test_findings_of_what_is_finetuned(records):
+def test_findings_of_finetuned_groups(records):
     values = {"FC1": (50.0, 0.5), "FC2": (55.0, 0.2), "FC3": (70.0, 0.01), "ALL": (69.0, 1.0)}
 
     def measured(kind, values):
         return [
-            Measured(line(n, (kind, n)), with_accuracy(records[2], v, share=share)) for n, (v, share) in values.items()
+            Measured(line(name, GroupsPoint(kind, name)), with_accuracy(records[2], value, share=share))
+            for name, (value, share) in values.items()
         ]
 
     found = measured("k-FPF", values)
-    part, head = studies.choices.parameters_findings(found)
+    part, head = ablations.judge_parameters(found)
     assert part.holds
     assert part.numbers == "FC3 70.0 with 1.00% of them, ALL 69.0"
     assert head.holds
-    assert head.numbers.startswith("by 15.0")
-    (only,) = studies.choices.parameters_findings(found[:-1])  # where all was not measured there is nothing to compare
+    assert head.numbers.startswith("15.0 points")
+    (only,) = ablations.judge_parameters(found[:-1])  # without ALL there is nothing to compare
     assert only.claim == head.claim
-    # All is better than what a quarter of the parameters gives; more than a quarter, and batch norm is not the best.
+    # ALL beats every choice below a quarter of the parameters, and a larger choice beats batch norm.
     values = {"BN+FC": (60.0, 0.01), "Basis+Block4": (72.0, 0.75), "ALL": (71.0, 1.0)}
-    part, best = studies.choices.parameters_findings(measured("FPF", values))
+    part, best = ablations.judge_parameters(measured("FPF", values))
     assert (part.holds, part.numbers) == (False, "BN+FC 60.0 with 1.00% of them, ALL 71.0")
     assert (best.holds, best.numbers) == (False, "BN+FC 60.0, Basis+Block4 72.0")
 
 
-def test_findings_of_frozen_groups_say_which_are_told_apart(records):
+def test_findings_of_freezing_name_significant_groups(records):
     values = {"": (60.0, 61.0, 62.0), "block1": (50.0, 51.0, 52.0), "block2": (58.0, 61.0, 61.0)}
-    found = [Measured(line("er", (group,)), with_accuracy(records[0], *own)) for group, own in values.items()]
-    any_, first = studies.tables.freezing_hurts(found)
+    found = [Measured(line("er", group), with_accuracy(records[0], *own)) for group, own in values.items()]
+    any_, first = tables.judge_freezing(found)
     assert any_.holds
     assert first.holds
     assert any_.numbers.endswith("block1 51.0, block2 60.0; by two standard errors or more: block1")
 
 
-def test_findings_of_all_groups_say_how_often_each_was_finetuned(records):
+def test_findings_of_all_groups_count_the_finetunings(records):
     often = [{"step": 1}] * 5
     found = [
         Measured(line("k-fpf-ce"), with_accuracy(records[0], 70.0, flops={"finetune": 3}, finetunings=often[:4])),
         Measured(line("k-fpf-all-ce"), with_accuracy(records[0], 69.0, flops={"finetune": 5}, finetunings=often)),
     ]
-    (finding,) = studies.tables.fpf_is_enough(found)
+    (finding,) = tables.judge_all_groups(found)
     assert finding.holds
-    assert finding.claim == "k-fpf-ce is at least as accurate as k-fpf-all-ce on seq-digits, for fewer FLOPs"
+    assert finding.claim == "k-fpf-ce is at least as accurate as k-fpf-all-ce on seq-digits, with fewer FLOPs"
     assert finding.numbers.endswith("; finetuned 4 and 5 times")
 
 
 @pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA is not set")
 @pytest.mark.parametrize("name", [n for n in catalogue.STREAMS if n not in ("rot-mnist", "seq-tinyimagenet")])
-def test_the_numbers_of_images_are_those_of_the_data(name):
+def test_the_images_per_task_match_the_data(name):
     stream = catalogue.load("stream", name)()
     assert tuple(len(task.train) for task in stream.tasks) == reproduce.IMAGES[name]
 
 
-def test_names_in_the_list_are_those_of_the_issue_and_have_a_summary():
+def test_the_items_have_these_names_and_a_summary():
     assert list(ITEMS) == [
         "table1", "mlp-vgg", "fpf-all", "anytime", "many-epochs", "freeze", "dynamics", "bn-dynamics",
         "filter-dynamics", "parameters", "k-tau", "buffer-epochs", "flops-accuracy",
@@ -256,7 +260,7 @@ def test_names_in_the_list_are_those_of_the_issue_and_have_a_summary():
 
 
 @pytest.mark.parametrize("name", [name for name, item in ITEMS.items() if not item.filters])
-def test_an_item_of_which_runs_have_failed_still_answers(name, records):
+def test_an_item_with_failed_runs_still_has_findings(name, records):
     """With any line missing, and with one alone."""
     lines = ITEMS[name].lines(Options(quick=True))
     norms = {f"{stage}.bn1.weight": [1.0 / i, 1.0 / i] for i, stage in enumerate(("conv1", "block1", "block2"), 1)}
@@ -274,13 +278,13 @@ def test_an_item_of_which_runs_have_failed_still_answers(name, records):
     assert ITEMS[name].draw(found[:1]) is not None
 
 
-def test_what_the_filters_say_is_worked_by_hand():
+def test_findings_of_filters_match_hand_computed_values():
     filters = {
         "conv1": {"within": [1.0, 1.0, 1.0, 1.0], "across": [1.0, 1.0, 1.5, 9.0]},  # median 1.25; one beyond twice that
         "conv2": {"within": [0.1, 0.1, 0.1, 0.1], "across": [0.3, 0.3, 0.3, 0.1]},  # three of four beyond twice within
     }
     made = SimpleNamespace(records=[SimpleNamespace(details={"filters": filters})])
-    bottom, tail, jumps = movement.filter_findings([made])
+    bottom, tail, jumps = dynamics.judge_filter_dynamics([made])
     assert (bottom.holds, tail.holds, jumps.holds) == (True, False, False)
     assert bottom.numbers == "medians: conv1 1.2, conv2 0.3"
     assert tail.numbers == "conv1 25%, conv2 0%"

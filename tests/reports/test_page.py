@@ -4,13 +4,13 @@ import shutil
 
 import pytest
 
-from forgetless.experiments import record
+from forgetless.experiments.record import path, write
 from forgetless.experiments.settings import Settings
-from forgetless.reports import page
-from forgetless.reports import rows as report
+from forgetless.reports import page, svg
+from forgetless.reports.rows import table_rows
 
 
-def test_the_page_is_whole_and_needs_nothing_else(records):
+def test_the_page_is_complete_and_self_contained(records):
     text = page.html(records, "A <title>", {records[0].id: "runs/a b&c/record.json"})
     assert "A &lt;title&gt;" in text
     matrices = 2  # joint has one row only
@@ -22,23 +22,23 @@ def test_the_page_is_whole_and_needs_nothing_else(records):
     assert [link for link in links if not link.startswith("#")] == ["runs/a b&amp;c/record.json"]
     for link in links:
         assert not link.startswith("#") or f'id="{link[1:]}"' in text
-    for row in report.rows(records):
+    for row in table_rows(records):
         assert f"{row.accuracy:.1f}" in text
-        assert all(made.id in text for made in row.records)
+        assert all(record.id in text for record in row.records)
 
 
-def test_nothing_of_a_record_is_taken_as_html(records):
+def test_text_from_records_is_escaped(records):
     evil = "<script>alert(1)</script>"
     settings = {**records[0].settings, "buffer": evil, "seed": evil, "network": evil, "stream": evil, "method": evil}
     changes = [[evil, 1, {evil: 0.1}], [evil, 2, {evil: 0.2}], [2, 1, {evil: 0.3}]]
-    made = dataclasses.replace(
+    record = dataclasses.replace(
         records[0], settings=settings, label=evil, device=evil, versions={evil: evil}, sensitivity={evil: 1.0},
         epoch_changes=changes, id=evil,
     )  # fmt: skip
-    assert evil not in page.html([made], evil, {evil: f'x" onclick="{evil}'})
+    assert evil not in page.html([record], evil, {evil: f'x" onclick="{evil}'})
 
 
-def test_every_stream_has_a_part_of_its_own(records):
+def test_every_stream_has_a_section(records):
     other = [dataclasses.replace(r, settings={**r.settings, "stream": "my:stream"}) for r in records[:2]]
     text = page.html([*records, *other], "Two")
     assert "<h1>seq-digits</h1>" in text
@@ -46,33 +46,17 @@ def test_every_stream_has_a_part_of_its_own(records):
     assert text.count("<table>") == 2
 
 
-def test_the_profile_over_time_has_the_tasks_and_the_boundaries_that_were_detected(records):
-    changes = [[task, epoch, {"fc1": 0.1 / epoch, "fc2": 0.01}] for task in (1, 2, 3) for epoch in (1, 2)]
-    made = dataclasses.replace(records[0], epoch_changes=changes, boundaries=[2])
-    drawn = page._profile(made)
-    assert drawn.count('class="task"') == 2
-    assert drawn.count("<title>detected</title>") == 1
-    assert drawn.count("<polyline") == 2
-
-
-def test_a_page_of_many_ways_gives_colours_to_the_ten_best(records):
+def test_only_the_ten_best_rows_have_colours(records):
     many = [
         dataclasses.replace(records[0], settings={**records[0].settings, "lr": float(i)}, accuracy=float(i))
         for i in range(30)
     ]
     text = page.html(many, "Many")
-    assert "The 10 best of 30 have colours" in text
-    assert text.count(f'<i style="background:{page.GREY}">') == 20
+    assert "The 10 best of 30 rows have colours" in text
+    assert text.count(f'<i style="background:{svg.GREY}">') == 20
     assert text.count("<figure>") == 24
     assert "mean over seeds. Of the 24 best rows." in text
     assert "best rows" not in page.html(many[:24], "Fewer")
-
-
-def test_labels_keep_a_distance():
-    placed = page.spread([(0.0, 100.0), (5.0, 101.0), (0.0, 50.0), (0.0, 100.5), (500.0, 100.0)])
-    assert placed[0] == placed[4] == 100.0  # the last one is far to the side
-    assert placed[2] == 50.0
-    assert sorted(placed[:2] + placed[3:4]) == [100.0, 113.5, 127.0]
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -80,15 +64,15 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-def test_in_a_browser_a_click_on_a_heading_sorts_and_nothing_is_wider_than_a_phone(records, tmp_path):
+def test_the_page_works_in_a_browser_on_a_phone(records, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     links = {}
-    for made in records:
-        file = record.path(tmp_path, Settings.from_dict(made.settings))
-        record.write(made, file)
-        links[made.id] = file.relative_to(tmp_path).as_posix()
+    for record in records:
+        file = path(tmp_path, Settings.from_dict(record.settings))
+        write(record, file)
+        links[record.id] = file.relative_to(tmp_path).as_posix()
     (tmp_path / "page.html").write_text(page.html(records, "Digits", links), encoding="utf-8")
-    by_accuracy = [row.label for row in sorted(report.rows(records), key=lambda row: -row.accuracy)]
+    by_accuracy = [row.label for row in sorted(table_rows(records), key=lambda row: -row.accuracy)]
     with playwright.sync_playwright() as browsers:
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         view = browser.new_page(viewport={"width": 390, "height": 800})
@@ -107,9 +91,9 @@ def test_in_a_browser_a_click_on_a_heading_sorts_and_nothing_is_wider_than_a_pho
         browser.close()
 
 
-def test_the_thresholds_said_are_those_of_the_records(records):
+def test_the_page_names_the_thresholds_of_its_records(records):
     changed = [
         dataclasses.replace(r, settings={**r.settings, "threshold": 0.5}) for r in records if r.label == "fpf+er"
     ]
-    assert "Finetuned: FPF those above 0.5." in page.html([*records[:1], *changed], "t", {})
-    assert "Finetuned:" not in page.html(records[:1], "t", {})
+    assert "FPF finetunes groups above 0.5." in page.html([*records[:1], *changed], "t", {})
+    assert "finetunes groups above" not in page.html(records[:1], "t", {})

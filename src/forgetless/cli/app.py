@@ -366,16 +366,16 @@ def reproduce(
 
             for one in runs:
                 progress.show(sweeping.Started(one.settings))
-                filters.measure(one, out)
+                filters.measure_filters(one, out)
                 progress.show(sweeping.Done(one.settings, again=False))
         else:
             for note in sweeping.sweep(runs, out, on=on, workers=workers, lanes=lanes, retry=retry, schedule=schedule):
                 progress.show(note)
-    found = reproducing.measure(lines, out)
+    found = reproducing.read_measured(lines, out)
     if not found:
         raise ValueError(f"all runs failed; {sweeping.AGAIN}")
     records = _agreeing(list({made.id: made for measured in found for made in measured.records}.values()))
-    found = reproducing.of_records(found, records)
+    found = reproducing.keep_records(found, records)
     for name in dict.fromkeys(measured.line.stream for measured in found):
         screen.print(name)
         _print_comparison([measured for measured in found if measured.line.stream == name])
@@ -414,7 +414,7 @@ def _print_comparison(found: list[Any]) -> None:
         unit = "" if one.line.metric == "accuracy" else f" ({one.line.metric.replace('_', ' ')})"
         paper = "" if target is None else f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
         difference = "" if one.difference is None else f"{one.difference:+.2f}"
-        errors = "" if one.errors is None else f"{one.errors:+.1f}"
+        errors = "" if one.standard_errors is None else f"{one.standard_errors:+.1f}"
         theirs = ([paper], [difference, errors]) if compared else ([], [])
         table.add_row(one.line.name + unit, *theirs[0], one.shown, *theirs[1], f"{one.tflops:.3g}")
     screen.print(table)
@@ -479,11 +479,11 @@ def report_(
     write_whole(page.html(found, title or ", ".join(streams), links).encode(), out)
     _say(f"page: {out}")
     if table is not None:
-        text = report.latex(found) if table.suffix == ".tex" else report.table(found)
+        text = report.latex_table(found) if table.suffix == ".tex" else report.csv_table(found)
         write_whole(text.encode(), table)
         _say(f"table: {table}")
     if figures is not None:
-        for file in drawing.of_records(found, figures, tuple(formats.split(","))):
+        for file in drawing.draw_records(found, figures, tuple(formats.split(","))):
             _say(f"figure: {file}")
 
 
@@ -516,7 +516,7 @@ def _agreeing(found: list[record.Record]) -> list[record.Record]:
 
 def _say_versions(found: list[record.Record]) -> None:
     """Name the rows whose records were made by several versions: their means may be of different things."""
-    for row in report.rows(found):
+    for row in report.table_rows(found):
         if len(versions := sorted({made.versions.get("forgetless", "unknown") for made in row.records})) > 1:
             notes.print(f"{row.label}: its records were made by the versions {', '.join(versions)}", soft_wrap=True)
 
@@ -777,7 +777,7 @@ def _print_rows(records: list[record.Record]) -> None:
     table = Table(box=None, padding=(0, 1))
     for i, heading in enumerate(report.HEADINGS):
         table.add_column(heading, justify="left" if i == 0 else "right", overflow="fold")
-    for row in report.rows(records):
+    for row in report.table_rows(records):
         table.add_row(*report.cells(row))
     screen.print(table)
 

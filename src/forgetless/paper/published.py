@@ -1,8 +1,4 @@
-"""Published numbers to compare with, as data: every table of the paper, and some of the DER authors'. Imports no torch.
-
-``table`` is ``table1``, ``mlp-vgg``, ``fpf-all``, ``anytime``, ``many-epochs`` or ``freeze`` of the paper, or
-``der-authors``. ``label`` is what ``Settings.label`` calls the run.
-"""
+"""The published numbers: every table of the paper, and some numbers of the DER authors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,12 +10,14 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class Target:
-    table: str
+    """One published number."""
+
+    table: str  # of the paper: table1, mlp-vgg, fpf-all, anytime, many-epochs, freeze; or der-authors
     stream: str
     network: str
-    epochs: int  # a task
-    buffer: int | None  # None: the table does not say, or none is used
-    label: str
+    epochs: int  # per task
+    buffer: int | None  # None: the table does not state it, or the method has no buffer
+    label: str  # the ``Settings.label`` of the run
     freeze: str  # the group frozen after the first task, or ""
     metric: str  # accuracy (percent), accuracy_after_task_1 …, finetune_tflops, train_tflops
     mean: float
@@ -28,8 +26,8 @@ class Target:
 
 @cache
 def targets() -> tuple[Target, ...]:
-    """All of them, in the order of the tables."""
-    text = files("forgetless").joinpath("targets.csv").read_text(encoding="utf-8")
+    """Return all published numbers, in the order of the tables."""
+    text = files("forgetless.paper").joinpath("published.csv").read_text(encoding="utf-8")
     return tuple(
         Target(
             row["table"], row["stream"], row["network"], int(row["epochs"]),
@@ -41,7 +39,7 @@ def targets() -> tuple[Target, ...]:
 
 
 def find(table: str, stream: str, metric: str = "accuracy", buffer: int | None = None) -> dict[str, Target]:
-    """The rows of one column by label; of runs without a buffer too."""
+    """Return the numbers of one column by label, including methods without a buffer."""
     return {
         target.label: target
         for target in targets()

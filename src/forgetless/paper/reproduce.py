@@ -1,16 +1,15 @@
-"""Every table and figure of the paper as runs, beside what the paper says. The items are in ``studies``. No torch.
+"""How an item of the paper, a table or a figure, becomes runs that are compared with the paper. Imports no torch.
 
-An item gives lines: a name, the runs behind it, one a seed, and the number of the paper it is compared with, if there
-is one. Runs are those of a sweep, so what has a record is not done again.
+An item returns lines. A line is a name, the runs behind it (one per seed) and the published number, if there is one.
+The runs are those of a sweep, so finished runs are skipped. ``studies`` lists the items.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from forgetless.config.catalogue import STREAMS
@@ -20,12 +19,14 @@ from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.experiments.sweep import Planned
 from forgetless.paper.published import Target
+from forgetless.reports.rows import Row, plus_minus
+from forgetless.training.metrics import MeanStd, mean_std
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SEEDS = 5  # the paper's
-QUICK, QUICK_SEEDS = "seq-digits", 2  # the stream of a quick reproduction, and how often
+SEEDS = 5  # of the paper
+QUICK, QUICK_SEEDS = "seq-digits", 2  # the stream and the seeds of a quick reproduction
 DIGITS = (290, 286, 286, 304, 271)
 IMAGES: Mapping[str, tuple[int, ...]] = {  # training images of each task of a stream
     "seq-digits": DIGITS, "forgetless.data.benchmarks:large_digits": DIGITS,
@@ -37,7 +38,7 @@ IMAGES: Mapping[str, tuple[int, ...]] = {  # training images of each task of a s
 
 @dataclass(frozen=True)
 class Options:
-    """What of an item is wanted, and how."""
+    """Which part of an item to reproduce, and how."""
 
     stream: str | None = None
     buffer: int | None = None
@@ -50,66 +51,80 @@ class Options:
     def seed_count(self) -> int:
         return self.seeds or (QUICK_SEEDS if self.quick else SEEDS)
 
+    @property
+    def buffer_setting(self) -> dict[str, Any]:
+        return {} if self.buffer is None else {"buffer": self.buffer}
+
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table or a point of a figure: its runs, one a seed, and what the paper says of it."""
+    """A row of a table or a point of a figure: its runs, one per seed, and the published number."""
 
     name: str
     runs: tuple[Planned, ...]
     target: Target | None = None
     metric: str = "accuracy"
-    at: tuple[Any, ...] = ()  # where a figure puts it
+    point: Any = None  # where the figure puts it: a dataclass of that figure
 
     @property
     def stream(self) -> str:
         return self.runs[0].settings.stream
 
+    @property
+    def label(self) -> str:
+        """The name without buffer and frozen group."""
+        return self.name.partition(", ")[0]
+
 
 @dataclass(frozen=True)
 class Measured:
+    """A line and its records, compared with the paper."""
+
     line: Line
     records: tuple[Record, ...]
 
     @property
-    def values(self) -> list[float]:
-        return [value(record, self.line.metric) for record in self.records]
+    def values(self) -> MeanStd:
+        return mean_std(metric_value(record, self.line.metric) for record in self.records)
 
     @property
     def mean(self) -> float:
-        return mean(self.values)
+        return self.values.mean
 
     @property
     def std(self) -> float:
-        return stdev(self.values) if len(self.records) > 1 else 0.0
+        return self.values.std
 
     @property
     def shown(self) -> str:
-        """The mean, and the deviation where there are several runs."""
-        return f"{self.mean:.2f} ± {self.std:.2f}" if len(self.records) > 1 else f"{self.mean:.2f}"
+        return plus_minus(self.values, len(self.records), 2)
+
+    @property
+    def row(self) -> Row:
+        return Row(self.line.label, self.records)
 
     @property
     def tflops(self) -> float:
-        return mean(sum(record.flops.values()) for record in self.records) / 1e12
+        return self.row.tflops
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Our mean minus the paper's."""
         return None if self.line.target is None else self.mean - self.line.target.mean
 
     @property
-    def errors(self) -> float | None:
-        """The difference in standard errors of it, the paper's means being over five runs; None where none is known."""
+    def standard_errors(self) -> float | None:
+        """The difference in units of its standard error, or None if one of the deviations is unknown."""
         target, difference = self.line.target, self.difference
         if target is None or target.std is None or difference is None or len(self.records) < 2:
             return None
-        error = math.sqrt(target.std**2 / SEEDS + self.std**2 / len(self.records))
+        error = standard_error((target.std, SEEDS), (self.std, len(self.records)))
         return difference / error if error else None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something the paper says, whether it holds here, and the numbers."""
+    """A claim of the paper, whether it holds here, and the numbers."""
 
     claim: str
     holds: bool
@@ -121,27 +136,31 @@ class Finding:
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure of the paper."""
+    """A table or figure of the paper: how its runs are planned, judged and drawn."""
 
     where: str
     summary: str
     lines: Callable[[Options], list[Line]]
     findings: Callable[[Sequence[Measured]], list[Finding]]
     draw: Callable[[Sequence[Measured]], Mapping[str, Figure]]
-    tables: tuple[str, ...] = ()  # of ``targets`` that it is compared with
-    filters: bool = False  # whether its runs are watched filter by filter
-    without: tuple[str, ...] = ()  # options that say nothing for it
+    filters: bool = False  # whether ``filters`` measures its runs
+    unused_options: tuple[str, ...] = ()
 
     def check(self, name: str, options: Options) -> None:
-        """An error if an option is given that would do nothing."""
-        for option in self.without:
+        """Raise an error if an option is given that would have no effect."""
+        for option in self.unused_options:
             if value := getattr(options, option):
                 given = ",".join(value) if isinstance(value, tuple) else value
                 raise ValueError(f"{option} is {given}, but {name} has no {option} to choose from: leave it out")
 
 
-def value(record: Record, metric: str) -> float:
-    """What a metric of ``targets`` is in a record."""
+def standard_error(*samples: tuple[float, int]) -> float:
+    """Return the standard error of a difference of means: √ Σ std² / n over the samples (std, n)."""
+    return math.sqrt(sum(std**2 / count for std, count in samples))
+
+
+def metric_value(record: Record, metric: str) -> float:
+    """Return what a record has for the metric of a published number."""
     if metric == "accuracy":
         return record.accuracy
     if metric.startswith("accuracy_after_task_"):
@@ -153,27 +172,27 @@ def value(record: Record, metric: str) -> float:
     raise ValueError(f"metric is {metric!r}, which records do not have")
 
 
-def planned(stream: str, method: str, given: Mapping[str, Any], options: Options) -> tuple[Planned, ...]:
-    """One run for each seed."""
+def plan_runs(stream: str, method: str, given: Mapping[str, Any], options: Options) -> tuple[Planned, ...]:
+    """Return one run per seed, on the device of the options."""
     values = {"device": options.device, **given}
     return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(options.seed_count))
 
 
-def network(stream: str) -> str:
-    """That of the runs on a stream, where no other is given."""
+def default_network(stream: str) -> str:
+    """Return the network of the runs on a stream."""
     return str(STREAM_DEFAULTS.get(stream, {}).get("network", Settings.network))
 
 
 def scenario(stream: str) -> str | None:
-    """Of a stream of forgetless, class or domain; of a user's it is not known here."""
+    """Return "class" or "domain" for a stream of forgetless, None for a user's, without loading it."""
     path = STREAMS[stream].path if stream in STREAMS else stream
     if not path.startswith("forgetless.data.benchmarks:"):
         return None
     return "domain" if path.endswith((":seq_pacs", ":rot_mnist")) else "class"
 
 
-def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
-    """The method and the settings behind a ``Settings.label``: er, fpf+er, fpf-all+er, k-fpf-ce, k-fpf-kd+masked, …"""
+def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the method and the settings behind a ``Settings.label`` such as er, fpf-all+er or k-fpf-kd+masked."""
     repair, _, method = label.rpartition("+")
     if not repair and not label.startswith("k-fpf"):
         return label, {}
@@ -184,32 +203,32 @@ def way(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[s
     if "all" in rest:
         given["groups"] = "all"
     if "kd" in rest:
-        given["kd"] = distillation(stream, method, buffer)
+        given["kd"] = distill_weight(stream, method, buffer)
     return method, given
 
 
-def distillation(stream: str, method: str, buffer: int | None = None) -> float:
-    """λ to start from: one that was searched for, or the middle of the paper's grid."""
-    found = preset(stream, method, "k-fpf", buffer or 500, distils=True)
-    if "kd" in found:
-        return float(found["kd"][0])
+def distill_weight(stream: str, method: str, buffer: int | None = None) -> float:
+    """Return λ of k-FPF-KD: the value that a search chose, or the middle of the paper's grid."""
+    searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
+    if "kd" in searched:
+        return float(searched["kd"][0])
     grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
     return grid[len(grid) // 2]
 
 
-def steps(stream: str, epochs: int | None = None) -> int:
-    """Training steps of a run on a stream; the last batch of an epoch may be smaller."""
-    own = STREAM_DEFAULTS[stream]
-    return int((epochs or own["epochs"]) * _batches(stream, own["batch"]))
+def stream_steps(stream: str, epochs: int | None = None) -> int:
+    """Return the training steps of a run on a stream with its default batch."""
+    defaults = STREAM_DEFAULTS[stream]
+    return int((epochs or defaults["epochs"]) * _batches(stream, defaults["batch"]))
 
 
 def _batches(stream: str, batch: int) -> int:
-    """Of an epoch of all tasks."""
+    """Return the batches of one epoch of all tasks; the last batch of a task may be smaller."""
     return sum(math.ceil(images / batch) for images in IMAGES[stream])
 
 
 def training_steps(settings: Settings) -> int:
-    """Of a run, finetuning included; FPF's last one too."""
+    """Return the steps of a run, including those of finetuning."""
     trained = settings.epochs * _batches(settings.stream, settings.batch)
     if settings.finetune is None:
         return trained
@@ -217,29 +236,29 @@ def training_steps(settings: Settings) -> int:
     return trained + steps * (1 + (trained // every if every else 0))
 
 
-def measure(lines: Sequence[Line], out: Path) -> list[Measured]:
-    """The records there are of each line; lines without any are left out."""
-    found = []
-    for line in lines:
-        records = tuple(made for one in line.runs if (made := record.find(out, one.settings)) is not None)
-        if records:
-            found.append(Measured(line, records))
-    return found
+def read_measured(lines: Sequence[Line], out: Path) -> list[Measured]:
+    """Return the lines that have records in a folder, with these records."""
+    records = [
+        tuple(found for run in line.runs if (found := record.find(out, run.settings)) is not None) for line in lines
+    ]
+    return [Measured(line, members) for line, members in zip(lines, records, strict=True) if members]
 
 
-def of_records(found: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
-    """The lines with those of their records that are among ``records``."""
-    ids = {made.id for made in records}
-    return [Measured(one.line, tuple(made for made in one.records if made.id in ids)) for one in found]
+def keep_records(measured: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
+    """Return the lines without the records that are not among ``records``."""
+    ids = {record.id for record in records}
+    return [Measured(one.line, tuple(record for record in one.records if record.id in ids)) for one in measured]
 
 
 def runs(lines: Sequence[Line]) -> list[Planned]:
-    """All runs behind some lines, each once."""
-    return list({one.settings.id: one for line in lines for one in line.runs}.values())
+    """Return the runs behind some lines, each once."""
+    return list({run.settings.id: run for line in lines for run in line.runs}.values())
 
 
-def to_dict(name: str, found: Sequence[Measured], findings: Sequence[Finding], notes: Sequence[str]) -> dict[str, Any]:
-    """What came out, as plain data."""
+def to_dict(
+    name: str, measured: Sequence[Measured], findings: Sequence[Finding], notes: Sequence[str]
+) -> dict[str, Any]:
+    """Return the outcome of a reproduction as plain data."""
     return {
         "what": name,
         "notes": list(notes),
@@ -250,10 +269,10 @@ def to_dict(name: str, found: Sequence[Measured], findings: Sequence[Finding], n
                 "ours": [round(one.mean, 3), round(one.std, 3) if len(one.records) > 1 else None],
                 "seeds": len(one.records),
                 "difference": None if one.difference is None else round(one.difference, 3),
-                "standard_errors": None if one.errors is None else round(one.errors, 2),
-                "tflops": round(one.tflops, 6), "records": [made.id for made in one.records],
+                "standard_errors": None if one.standard_errors is None else round(one.standard_errors, 2),
+                "tflops": round(one.tflops, 6), "records": [record.id for record in one.records],
             }
-            for one in found
+            for one in measured
         ],
-        "findings": [{"claim": one.claim, "holds": one.holds, "numbers": one.numbers} for one in findings],
+        "findings": [asdict(finding) for finding in findings],
     }  # fmt: skip

@@ -1,44 +1,42 @@
-"""The tables and figures of the paper, each as an item of ``reproduce``. Imports no torch.
+"""The list of all tables and figures that ``forgetless reproduce`` knows. Imports no torch.
 
-Full items are the paper's set-up. With ``quick`` they are small: the digits (or the stream that is asked for), two
-seeds, fewer points; the output says so, and is compared with what the paper says rather than with its numbers.
+An item has the set-up of the paper. A quick one is small: the digits (or the stream of the options), two seeds, fewer
+points. It tests the claims of the paper rather than its numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from forgetless.paper import choices, movement, tables
+from forgetless.paper import ablations, dynamics, tables
 from forgetless.paper.reproduce import Item, Line, Options
 from forgetless.repair.settings import Finetune
 
 ITEMS: Mapping[str, Item] = {
     **tables.ITEMS,
-    **movement.ITEMS,
-    **choices.ITEMS,
-    "flops-accuracy": Item(
-        "figure of FLOPs and accuracy", "accuracy and cost of all methods", tables.flops_accuracy,
-        tables.fpf_improves, tables.draw_flops,
-    ),
-}  # fmt: skip
+    **dynamics.ITEMS,
+    **ablations.ITEMS,
+    "flops-accuracy": tables.FLOPS_ACCURACY,
+}
 
 
 def notes(options: Options, lines: Sequence[Line]) -> list[str]:
-    """What of a quick or partial reproduction is not the paper's."""
-    said = []
-    streams = ", ".join(dict.fromkeys(line.stream for line in lines))
-    seeds = len(lines[0].runs)
+    """Return how a reproduction differs from the paper's set-up."""
+    remarks = []
     if options.quick:
-        said.append(f"quick: {streams}, {seeds} seed{'s' if seeds > 1 else ''}, fewer points; no more than a hint")
-    settings = [one.settings for line in lines for one in line.runs]
+        streams, seeds = ", ".join(dict.fromkeys(line.stream for line in lines)), len(lines[0].runs)
+        plural = "s" if seeds > 1 else ""
+        remarks.append(f"quick: {streams}, {seeds} seed{plural}, fewer points; the result is only an indication")
+    settings = [run.settings for line in lines for run in line.runs]
     repairs = [(one.stream, one.finetune) for one in settings if one.finetune is not None]
-    choosing = [repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"]
-    lower = sorted({threshold for threshold in choosing if threshold != Finetune.k_fpf().threshold})
-    if lower:
-        said.append(f"k-FPF chooses groups above {', '.join(map(str, lower))}, found on validation; the paper says 0.3")
+    usual = Finetune.k_fpf().threshold
+    thresholds = sorted({repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"})
+    if lower := [threshold for threshold in thresholds if threshold != usual]:
+        shown = ", ".join(map(str, lower))
+        remarks.append(f"k-FPF chooses groups above {shown}, which was searched on validation; the paper uses {usual}")
     if not any(line.target for line in lines):
-        said.append("the paper gives no numbers for this: what it says is checked instead")
+        remarks.append("the paper has no numbers for this item, so its claims are checked instead")
     if any("kd" in line.name for line in lines):
         weights = ", ".join(dict.fromkeys(f"{stream} {repair.distill}" for stream, repair in repairs if repair.distill))
-        said.append(f"λ of KD: {weights} (searched for, or the middle of the paper's grid)")
-    return said
+        remarks.append(f"λ of KD: {weights} (searched, or the middle of the paper's grid)")
+    return remarks

@@ -1,331 +1,338 @@
-"""The tables of the paper: its rows on its streams, what it says of them, and their pictures."""
+"""The tables of the paper: the runs of their rows, the claims about them, and their figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import mean, variance
 from typing import TYPE_CHECKING, Any
 
 from forgetless.config.catalogue import check_name, unknown
 from forgetless.experiments.presets import MANY_EPOCHS, REPAIR
-from forgetless.experiments.record import Record
 from forgetless.paper.published import Target, targets
-from forgetless.paper.reproduce import QUICK, Finding, Item, Line, Measured, Options, network, planned, steps, way
-from forgetless.reports import charts as figures
+from forgetless.paper.reproduce import (
+    QUICK,
+    Finding,
+    Item,
+    Line,
+    Measured,
+    Options,
+    default_network,
+    parse_label,
+    plan_runs,
+    standard_error,
+    stream_steps,
+)
+from forgetless.reports import charts
 from forgetless.reports.rows import Row
+from forgetless.training.metrics import MeanStd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FREEZABLE = {True: ("fc1", "fc2", "fc3"), False: ("block1", "block2", "block3", "block4", "fc")}  # of an MLP, a ResNet
+FREEZABLE_MLP = ("fc1", "fc2", "fc3")
+FREEZABLE_RESNET = ("block1", "block2", "block3", "block4", "fc")
 REPLAYING = ("er", "agem", "icarl", "fdr", "der", "derpp")
 
 
-def table(name: str, change: Callable[[Target], Mapping[str, Any]] | None, options: Options) -> list[Line]:
-    """The rows of a table of the paper that the options ask for."""
-    found = [target for target in targets() if target.table == name]
-    known = dict.fromkeys(target.label for target in found)
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a stream and, if the table states it, the size of the buffer."""
+
+    stream: str
+    buffer: int | None
+
+    def __str__(self) -> str:
+        return self.stream + (f", buffer {self.buffer}" if self.buffer else "")
+
+    @property
+    def stem(self) -> str:
+        """The name of its figures."""
+        return self.stream + (f"-{self.buffer}" if self.buffer else "")
+
+
+def plan_table(name: str, adjust: Callable[[Target], Mapping[str, Any]] | None, options: Options) -> list[Line]:
+    """Plan the rows of a table that the options select.
+
+    Args:
+        name: The ``Target.table``.
+        adjust: Returns further settings of a row, or None.
+        options: Which rows, streams and buffers. A quick reproduction may use a stream that the table does not have.
+
+    Returns:
+        One line per number of the paper.
+    """
+    numbers = [target for target in targets() if target.table == name]
+    labels = dict.fromkeys(target.label for target in numbers)
     for row in options.rows:
-        if row not in known:
-            raise ValueError(f"{name} has {unknown('row', row, known)}")
-    if options.quick and options.stream not in {target.stream for target in found}:
-        return _elsewhere(name, found, options)
-    chosen = [
+        if row not in labels:
+            raise ValueError(f"{name} has {unknown('row', row, labels)}")
+    if options.quick and options.stream not in {target.stream for target in numbers}:
+        return _plan_elsewhere(name, [label for label in labels if not options.rows or label in options.rows], options)
+    selected = [
         target
-        for target in found
+        for target in numbers
         if options.stream in (None, target.stream)
         and (options.buffer is None or target.buffer in (None, options.buffer))
         and (not options.rows or target.label in options.rows)
     ]
-    buffers = {target.buffer for target in found}
-    if not chosen or (options.buffer is not None and options.buffer not in buffers):
-        raise ValueError(_nothing(name, found, options))
+    if not selected or (options.buffer is not None and options.buffer not in {target.buffer for target in numbers}):
+        raise ValueError(_nothing_selected(name, numbers, options))
     lines = []
-    for target in chosen:
-        method, given = way(target.label, target.stream, target.buffer)
+    for target in selected:
+        method, given = parse_label(target.label, target.stream, target.buffer)
         given |= {"network": target.network, "epochs": target.epochs}
-        if target.buffer is not None:
-            given["buffer"] = target.buffer
-        if target.freeze:
-            given["freeze"] = (target.freeze,)
-        if change is not None:
-            given |= change(target)
-        where = "" if target.buffer is None else f", buffer {target.buffer}"
+        given |= {} if target.buffer is None else {"buffer": target.buffer}
+        given |= {"freeze": (target.freeze,)} if target.freeze else {}
+        given |= adjust(target) if adjust else {}
         frozen = f", {target.freeze} frozen" if target.freeze else ""
-        runs = planned(target.stream, method, given, options)
-        lines.append(Line(target.label + frozen + where, runs, target, target.metric, (target.freeze,)))
+        buffer = "" if target.buffer is None else f", buffer {target.buffer}"
+        runs = plan_runs(target.stream, method, given, options)
+        lines.append(Line(target.label + frozen + buffer, runs, target, target.metric, target.freeze))
     return lines
 
 
-def _elsewhere(name: str, found: Sequence[Target], options: Options) -> list[Line]:
-    """The rows of a table on a stream the paper does not have in it; there is no number to compare with."""
+def _plan_elsewhere(name: str, labels: Sequence[str], options: Options) -> list[Line]:
+    """Plan rows on a stream that the table does not have, so that there are no numbers to compare with."""
     stream = options.stream or QUICK
     check_name("stream", stream)
     lines = []
-    for label in dict.fromkeys(target.label for target in found):
-        if options.rows and label not in options.rows:
-            continue
-        method, given = way(label, stream, options.buffer)
-        given |= {} if options.buffer is None else {"buffer": options.buffer}
+    for label in labels:
+        method, given = parse_label(label, stream, options.buffer)
+        given |= options.buffer_setting
         given |= {"anytime": True} if name == "anytime" and "repair" in given else {}
-        for group in ("", *FREEZABLE[network(stream) == "mlp"]) if name == "freeze" else ("",):
-            own = given | ({"freeze": (group,)} if group else {})
-            lines.append(
-                Line(label + (f", {group} frozen" if group else ""), planned(stream, method, own, options), at=(group,))
-            )
-    if not lines:
-        raise ValueError(_nothing(name, found, options))
+        groups = FREEZABLE_MLP if default_network(stream) == "mlp" else FREEZABLE_RESNET
+        for group in ("", *groups) if name == "freeze" else ("",):
+            runs = plan_runs(stream, method, given | ({"freeze": (group,)} if group else {}), options)
+            lines.append(Line(label + (f", {group} frozen" if group else ""), runs, point=group))
     return lines
 
 
-def _nothing(name: str, found: Sequence[Target], options: Options) -> str:
-    streams = list(dict.fromkeys(target.stream for target in found))
+def _nothing_selected(name: str, numbers: Sequence[Target], options: Options) -> str:
+    """Return the message for options that select no row."""
+    streams = list(dict.fromkeys(target.stream for target in numbers))
     if options.stream is not None and options.stream not in streams:
         return f"{name} has {unknown('column', options.stream, streams)}"
-    labels = list(dict.fromkeys(target.label for target in found))
-    buffers = sorted({target.buffer for target in found if target.buffer is not None})
+    labels = ", ".join(dict.fromkeys(target.label for target in numbers))
+    buffers = ", ".join(map(str, sorted({target.buffer for target in numbers if target.buffer is not None})))
     return (
-        f"{name} has no rows {', '.join(options.rows) or '(all)'} with buffer {options.buffer}; it has "
-        f"{', '.join(labels)} with buffer {', '.join(map(str, buffers))}"
+        f"{name} has no rows {', '.join(options.rows) or '(all)'} with buffer {options.buffer}; it has {labels} with "
+        f"buffer {buffers}"
     )
 
 
-def _anytime(target: Target) -> dict[str, Any]:
-    """k-FPF after a task is a network that could be handed over there: one that was finetuned."""
+def plan_flops_accuracy(options: Options) -> list[Line]:
+    """Plan the columns of the main table with buffer 500, for their accuracy and cost."""
+    lines = plan_table("table1", None, replace(options, buffer=options.buffer or (None if options.quick else 500)))
+    streams = ("seq-pathmnist", "seq-tinyimagenet", "seq-pacs")
+    return [line for line in lines if options.quick or options.stream or line.stream in streams]
+
+
+def _finetune_after_each_task(target: Target) -> dict[str, Any]:
+    """Finetune k-FPF before each evaluation, as one would before deploying the network then."""
     return {"anytime": True} if target.label.startswith("k-fpf") else {}
 
 
-def _fpf_all(target: Target) -> dict[str, Any]:
-    """The set-up that the FLOPs of this table give away: 100 steps each time, five times in all for k-FPF.
+def _paper_schedule(target: Target) -> dict[str, Any]:
+    """Return the set-up that the FLOPs of this table imply: 100 steps each time, for k-FPF five times in all.
 
-    Where S_g chooses, k-FPF misses those in the first task.
-    With the paper's thresholds: a lower one from a search can take all groups, and there would be nothing to compare.
+    Where S_g chooses the groups, k-FPF misses the finetunings of the first task. The thresholds are the paper's: a
+    lower one from a search can choose all groups, which would leave nothing to compare.
     """
-    often = target.label.startswith("k-fpf")
+    repair = "k-fpf" if target.label.startswith("k-fpf") else "fpf"
     given: dict[str, Any] = {"steps": 100}
     if "all" not in target.label:
-        given["threshold"] = REPAIR["k-fpf" if often else "fpf"]["threshold"]
-    if often:
-        given["every"] = steps(target.stream, target.epochs) // 5 + 1
+        given["threshold"] = REPAIR[repair]["threshold"]
+    if repair == "k-fpf":
+        given["every"] = stream_steps(target.stream, target.epochs) // 5 + 1
     return given
 
 
-def _many_epochs(target: Target) -> dict[str, Any]:
-    """Learning rates that were searched for with so many epochs."""
+def _many_epochs_rates(target: Target) -> dict[str, Any]:
+    """Return the learning rates of k-FPF that were searched with 50 epochs."""
     return dict(MANY_EPOCHS.get(target.stream, {})) if target.label.startswith("k-fpf") else {}
 
 
-def fpf_improves(found: Sequence[Measured]) -> list[Finding]:
-    """Does FPF improve every method, and how do k-FPF's accuracy and cost compare with the best of them?"""
+def judge_improvement(measured: Sequence[Measured]) -> list[Finding]:
+    """Judge whether FPF improves every method, and how k-FPF compares with the best of them."""
     findings = []
-    for (stream, where), members in _by_column(found).items():
-        accuracy = _accuracies(members)
-        gains = {m: accuracy[f"fpf+{m}"].mean - accuracy[m].mean for m in REPLAYING if {m, f"fpf+{m}"} <= set(accuracy)}
+    for column, accuracy in _accuracies(measured).items():
+        methods = [method for method in REPLAYING if method in accuracy]
+        gains = {m: accuracy[f"fpf+{m}"].mean - accuracy[m].mean for m in methods if f"fpf+{m}" in accuracy}
         if gains:
             numbers = ", ".join(f"{method} {gain:+.1f}" for method, gain in gains.items())
-            claim = f"FPF improves every method on {stream}{where}"
-            findings.append(Finding(claim, all(gain > 0 for gain in gains.values()), numbers))
-        others = [accuracy[m] for m in REPLAYING if m in accuracy]
-        for label in ("k-fpf-ce", "k-fpf-kd"):
-            if label in accuracy and others:
-                best, own = max(others, key=lambda one: one.mean), accuracy[label]
-                name = _label(best)
-                findings.append(
-                    Finding(
-                        f"{label} is more accurate than most replaying methods on {stream}{where}, at less cost than "
-                        "the best of them",
-                        sum(own.mean > one.mean for one in others) > len(others) / 2 and own.tflops < best.tflops,
-                        f"{own.mean:.1f} % for {own.tflops:.3g} TFLOPs; {name} {best.mean:.1f} % for {best.tflops:.3g}",
-                    )
+            findings.append(Finding(f"FPF improves every method on {column}", min(gains.values()) > 0, numbers))
+        for label in [label for label in ("k-fpf-ce", "k-fpf-kd") if label in accuracy and methods]:
+            k_fpf, best = accuracy[label], max((accuracy[m] for m in methods), key=lambda one: one.mean)
+            beaten = sum(k_fpf.mean > accuracy[method].mean for method in methods)
+            findings.append(
+                Finding(
+                    f"{label} is more accurate than most replay methods on {column}, at a lower cost than the best",
+                    beaten > len(methods) / 2 and k_fpf.tflops < best.tflops,
+                    f"{k_fpf.mean:.1f} % for {k_fpf.tflops:.3g} TFLOPs; {best.line.label} {best.mean:.1f} % for "
+                    f"{best.tflops:.3g}",
                 )
-    return findings
-
-
-def fpf_is_enough(found: Sequence[Measured]) -> list[Finding]:
-    """Is finetuning the chosen groups as good as finetuning all?"""
-    findings = []
-    for one, all_ in chosen_and_all(found):
-        part, whole, stream = _label(one), _label(all_), one.line.stream
-        costs = [sum(r.flops.get("finetune", 0) for r in m.records) / len(m.records) for m in (one, all_)]
-        several = min(len(one.records), len(all_.records)) > 1  # of one run there is no standard error
-        near = (
-            f"within two standard errors of {whole} on {stream} or above it"
-            if several
-            else f"at least as accurate as {whole} on {stream}"
-        )
-        times = [len(m.records[0].finetunings) for m in (one, all_)]
-        findings.append(
-            Finding(
-                f"{part} is {near}, for fewer FLOPs",
-                one.mean >= all_.mean - 2 * _noise(one.records, all_.records) and costs[0] < costs[1],
-                f"{one.mean:.2f} and {all_.mean:.2f} %, {costs[0] / 1e12:.3g} and {costs[1] / 1e12:.3g} TFLOPs"
-                + (f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""),
             )
-        )
     return findings
 
 
-def chosen_and_all(found: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
-    """The accuracies of FPF, or k-FPF, with the chosen groups, each beside that with all of them."""
+def judge_all_groups(measured: Sequence[Measured]) -> list[Finding]:
+    """Judge whether finetuning the chosen groups is as good as finetuning all."""
+    findings = []
+    for chosen, everything in chosen_and_all(measured):
+        pair, other = (chosen, everything), f"{everything.line.label} on {chosen.line.stream}"
+        several = min(len(one.records) for one in pair) > 1  # a single run has no standard error
+        near = f"within two standard errors of {other} or above" if several else f"at least as accurate as {other}"
+        allowed = 2 * standard_error(*((one.std, len(one.records)) for one in pair))
+        part, full = (sum(r.flops.get("finetune", 0) for r in one.records) / len(one.records) / 1e12 for one in pair)
+        times = [len(one.records[0].finetunings) for one in pair]
+        numbers = f"{chosen.mean:.2f} and {everything.mean:.2f} %, {part:.3g} and {full:.3g} TFLOPs"
+        numbers += f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""
+        holds = chosen.mean >= everything.mean - allowed and part < full
+        findings.append(Finding(f"{chosen.line.label} is {near}, with fewer FLOPs", holds, numbers))
+    return findings
+
+
+def chosen_and_all(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+    """Return pairs of accuracies: with the groups that S_g chose, and with all groups finetuned."""
     pairs = []
-    for members in _by_column(found).values():
-        accuracy = _accuracies(members)
-        for part, one in accuracy.items():
-            whole = part.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")
-            if part != whole and whole in accuracy:
-                pairs.append((one, accuracy[whole]))
+    for accuracy in _accuracies(measured).values():
+        for label, chosen in accuracy.items():
+            other = label.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")
+            if label != other and other in accuracy:
+                pairs.append((chosen, accuracy[other]))
     return pairs
 
 
-def _noise(*samples: Sequence[Record]) -> float:
-    """The standard error of a difference between mean accuracies; of one run there is none."""
-    several = [[made.accuracy for made in records] for records in samples if len(records) > 1]
-    return float(sum(variance(values) / len(values) for values in several) ** 0.5)
-
-
-def anytime_best(found: Sequence[Measured]) -> list[Finding]:
+def judge_anytime(measured: Sequence[Measured]) -> list[Finding]:
+    """Judge whether k-FPF is the most accurate after every task but the first."""
     findings = []
-    for (stream, _), members in _by_column(found).items():
-        curves = {_label(one): Row(one.line.name, one.records).anytime for one in members}
+    for column, members in _by_column(measured).items():
+        curves = {one.line.label: one.row.anytime for one in members}
         if "k-fpf-ce" in curves:
-            own = curves.pop("k-fpf-ce")
-            behind = [t + 1 for t in range(1, len(own)) if any(other[t] > own[t] for other in curves.values())]
-            numbers = f"k-FPF {', '.join(f'{v:.1f}' for v in own)}; beaten after {behind or 'none'}"
-            claim = f"after every task but the first, k-FPF has the best accuracy so far on {stream}"
+            k_fpf = curves.pop("k-fpf-ce")
+            behind = [t + 1 for t in range(1, len(k_fpf)) if any(other[t] > k_fpf[t] for other in curves.values())]
+            numbers = f"k-FPF {', '.join(f'{value:.1f}' for value in k_fpf)}; beaten after {behind or 'none'}"
+            claim = f"after every task but the first, k-FPF has the best accuracy so far on {column.stream}"
             findings.append(Finding(claim, not behind, numbers))
     return findings
 
 
-def freezing_hurts(found: Sequence[Measured]) -> list[Finding]:
-    last = {one.line.at[0]: one.records for one in found}
-    if "" not in last or len(last) < 2:
+def judge_freezing(measured: Sequence[Measured]) -> list[Finding]:
+    """Judge whether freezing a group costs accuracy, and the first block the most."""
+    rows = {one.line.point: one.row for one in measured}
+    if "" not in rows or len(rows) < 2:
         return []
-    accuracy = {group: mean(made.accuracy for made in records) for group, records in last.items()}
-    free = accuracy.pop("")
-    numbers = f"none frozen {free:.1f}; " + ", ".join(f"{group} {value:.1f}" for group, value in accuracy.items())
-    sure = [
-        group
-        for group, value in accuracy.items()
-        if len(last[group]) > 1 and free - value >= 2 * _noise(last[group], last[""])
-    ]
-    numbers += f"; by two standard errors or more: {', '.join(sure) or 'none'}" if len(last[""]) > 1 else ""
-    worst = min(accuracy, key=lambda group: accuracy[group])
-    first = "block1" if "block1" in accuracy else "fc1"
+    free = rows.pop("")
+    numbers = f"none frozen {free.accuracy:.1f}; "
+    numbers += ", ".join(f"{group} {row.accuracy:.1f}" for group, row in rows.items())
+    if len(free.records) > 1:
+        significant = [
+            group
+            for group, row in rows.items()
+            if len(row.records) > 1
+            and free.accuracy - row.accuracy
+            >= 2 * standard_error((row.std, len(row.records)), (free.std, len(free.records)))
+        ]
+        numbers += f"; by two standard errors or more: {', '.join(significant) or 'none'}"
+    worst = min(rows, key=lambda group: rows[group].accuracy)
+    first = "block1" if "block1" in rows else "fc1"
+    costly = max(row.accuracy for row in rows.values()) < free.accuracy
     return [
-        Finding("freezing any group after the first task costs accuracy", max(accuracy.values()) < free, numbers),
+        Finding("freezing any group after the first task costs accuracy", costly, numbers),
         Finding(f"freezing {first} costs the most", worst == first, numbers),
     ]
 
 
-def cheaper(found: Sequence[Measured]) -> list[Finding]:
-    """k-FPF-KD beside DER++, accuracy and cost."""
+def judge_cost(measured: Sequence[Measured]) -> list[Finding]:
+    """Judge whether k-FPF-KD beats DER++ at half of its cost."""
     findings = []
-    for (stream, _), members in _by_column(found).items():
-        accuracy = _accuracies(members)
+    for column, accuracy in _accuracies(measured).items():
         if {"k-fpf-kd", "derpp"} <= set(accuracy):
-            one, other = accuracy["k-fpf-kd"], accuracy["derpp"]
-            numbers = f"{one.mean:.1f} and {other.mean:.1f} %, {one.tflops:.3g} and {other.tflops:.3g} TFLOPs"
-            claim = f"k-FPF-KD is more accurate than DER++ on {stream} for less than half of its FLOPs"
-            findings.append(Finding(claim, one.mean > other.mean and one.tflops < other.tflops / 2, numbers))
+            k_fpf, derpp = accuracy["k-fpf-kd"], accuracy["derpp"]
+            numbers = f"{k_fpf.mean:.1f} and {derpp.mean:.1f} %, {k_fpf.tflops:.3g} and {derpp.tflops:.3g} TFLOPs"
+            claim = f"k-FPF-KD is more accurate than DER++ on {column.stream} with less than half of its FLOPs"
+            holds = k_fpf.mean > derpp.mean and k_fpf.tflops < derpp.tflops / 2
+            findings.append(Finding(claim, holds, numbers))
     return findings
 
 
-def _label(one: Measured) -> str:
-    """What its table calls it, without the buffer or what is frozen."""
-    return one.line.name.partition(", ")[0]
-
-
-def _accuracies(found: Sequence[Measured]) -> dict[str, Measured]:
-    """The lines that are accuracies, by their label."""
-    return {_label(one): one for one in found if one.line.metric == "accuracy"}
-
-
-def _by_column(found: Sequence[Measured]) -> dict[tuple[str, str], list[Measured]]:
-    """By stream and buffer; runs without a buffer in each."""
-    streams = dict.fromkeys(one.line.stream for one in found)
-    columns: dict[tuple[str, str], list[Measured]] = {}
-    for stream in streams:
-        members = [one for one in found if one.line.stream == stream]
-        buffers = sorted({one.line.target.buffer or 0 for one in members if one.line.target}) or [0]
-        for buffer in [b for b in buffers if b] or [0]:
-            where = f", buffer {buffer}" if buffer else ""
-            columns[stream, where] = [
-                one for one in members if one.line.target is None or one.line.target.buffer in (None, buffer)
-            ]
+def _by_column(measured: Sequence[Measured]) -> dict[Column, list[Measured]]:
+    """Return the lines of each column; methods without a buffer are in every column of their stream."""
+    columns: dict[Column, list[Measured]] = {}
+    for stream in dict.fromkeys(one.line.stream for one in measured):
+        members = [(one, one.line.target.buffer if one.line.target else None) for one in measured]
+        members = [(one, buffer) for one, buffer in members if one.line.stream == stream]
+        buffers: list[int | None] = [*sorted({buffer for _, buffer in members if buffer})]
+        for column_buffer in buffers or [None]:
+            columns[Column(stream, column_buffer)] = [one for one, buffer in members if buffer in (None, column_buffer)]
     return columns
 
 
-def draw_table(found: Sequence[Measured]) -> dict[str, Figure]:
-    """The paper's numbers beside ours for each column, and accuracy by cost."""
-    pictures = {}
-    for (stream, where), members in _by_column(found).items():
-        lines = [one for one in members if one.line.metric == "accuracy"]
-        name = stream + where.replace(", buffer ", "-")
-        compared = [
-            (_label(one), (one.line.target.mean, one.line.target.std or 0.0), (one.mean, one.std))
-            for one in lines
-            if one.line.target
-        ]
-        if compared:
-            pictures[f"paper-{name}"] = figures.paired(compared, f"{stream}{where}")
-        if lines:
-            pictures[f"cost-{name}"] = draw_cost(lines)
-    return pictures
-
-
-def draw_cost(found: Sequence[Measured]) -> Figure:
-    return figures.cost([Row(_label(one), one.records) for one in found])
-
-
-def draw_anytime(found: Sequence[Measured]) -> dict[str, Figure]:
-    pictures = {}
-    for stream in dict.fromkeys(one.line.stream for one in found):
-        own = {one.line.name: Row(one.line.name, one.records) for one in found if one.line.stream == stream}
-        pictures[stream] = figures.anytime(list(own.values()))
-    return pictures
-
-
-def flops_accuracy(options: Options) -> list[Line]:
-    """The columns of the main table with buffer 500, for their accuracy and cost."""
-    lines = table("table1", None, replace(options, buffer=options.buffer or (None if options.quick else 500)))
-    if options.quick or options.stream:
-        return lines
-    streams = ("seq-pathmnist", "seq-tinyimagenet", "seq-pacs")
-    return [line for line in lines if line.stream in streams]
-
-
-def draw_flops(found: Sequence[Measured]) -> dict[str, Figure]:
+def _accuracies(measured: Sequence[Measured]) -> dict[Column, dict[str, Measured]]:
+    """Return the lines of each column that measure the final accuracy, by label."""
     return {
-        f"{stream}{where.replace(', buffer ', '-')}": draw_cost(own)
-        for (stream, where), own in _by_column(found).items()
+        column: {one.line.label: one for one in members if one.line.metric == "accuracy"}
+        for column, members in _by_column(measured).items()
     }
+
+
+def draw_table(measured: Sequence[Measured]) -> dict[str, Figure]:
+    """Draw the paper's numbers next to ours for each column, and accuracy over cost."""
+    figures = {}
+    for column, members in _by_column(measured).items():
+        lines = [one for one in members if one.line.metric == "accuracy"]
+        compared = [(one, one.line.target) for one in lines if one.line.target]
+        if compared:
+            paper = [MeanStd(target.mean, target.std or 0.0) for _, target in compared]
+            labels, ours = [one.line.label for one, _ in compared], [one.values for one, _ in compared]
+            figures[f"paper-{column.stem}"] = charts.paired(labels, paper, ours, str(column))
+        if lines:
+            figures[f"cost-{column.stem}"] = charts.cost([one.row for one in lines])
+    return figures
+
+
+def draw_anytime(measured: Sequence[Measured]) -> dict[str, Figure]:
+    """Draw the accuracy after each task, one figure per stream."""
+    figures = {}
+    for stream in dict.fromkeys(one.line.stream for one in measured):
+        rows = {one.line.name: Row(one.line.name, one.records) for one in measured if one.line.stream == stream}
+        figures[stream] = charts.anytime(list(rows.values()))
+    return figures
+
+
+def draw_cost(measured: Sequence[Measured]) -> dict[str, Figure]:
+    """Draw accuracy over FLOPs, one figure per column."""
+    return {column.stem: charts.cost([one.row for one in own]) for column, own in _by_column(measured).items()}
 
 
 ITEMS: Mapping[str, Item] = {
     "table1": Item(
-        "Table 1", "all methods with and without FPF, and k-FPF, on five streams", partial(table, "table1", None),
-        fpf_improves, draw_table, ("table1",),
+        "Table 1", "all methods with and without FPF, and k-FPF, on five streams", partial(plan_table, "table1", None),
+        judge_improvement, draw_table,
     ),
     "mlp-vgg": Item(
         "table of the MLP and VGG-11", "the same on Seq-MNIST and, with VGG-11, on Seq-CIFAR-10",
-        partial(table, "mlp-vgg", None), fpf_improves, draw_table, ("mlp-vgg",),
+        partial(plan_table, "mlp-vgg", None), judge_improvement, draw_table,
     ),
     "fpf-all": Item(
-        "table FPF and FPF-ALL", "the chosen groups beside all of them", partial(table, "fpf-all", _fpf_all),
-        fpf_is_enough, draw_table, ("fpf-all",),
+        "table FPF and FPF-ALL", "the chosen groups compared with all groups",
+        partial(plan_table, "fpf-all", _paper_schedule), judge_all_groups, draw_table,
     ),
     "anytime": Item(
-        "tables of the accuracy after each task", "accuracy on the tasks so far", partial(table, "anytime", _anytime),
-        anytime_best, draw_anytime, ("anytime",),
+        "tables of the accuracy after each task", "accuracy on the tasks so far",
+        partial(plan_table, "anytime", _finetune_after_each_task), judge_anytime, draw_anytime,
     ),
     "many-epochs": Item(
-        "table of 50 epochs", "50 epochs a task, and Rotated MNIST", partial(table, "many-epochs", _many_epochs),
-        cheaper, draw_table, ("many-epochs",),
+        "table of 50 epochs", "50 epochs per task, and Rotated MNIST",
+        partial(plan_table, "many-epochs", _many_epochs_rates), judge_cost, draw_table,
     ),
     "freeze": Item(
-        "table of frozen groups", "ER with a group frozen after the first task", partial(table, "freeze", None),
-        freezing_hurts, draw_anytime, ("freeze",),
+        "table of frozen groups", "ER with a group frozen after the first task", partial(plan_table, "freeze", None),
+        judge_freezing, draw_anytime,
     ),
 }  # fmt: skip
+FLOPS_ACCURACY = Item(
+    "figure of FLOPs and accuracy", "accuracy and cost of all methods", plan_flops_accuracy, judge_improvement,
+    draw_cost,
+)  # fmt: skip

@@ -1,150 +1,180 @@
-"""Figures for papers and slides, by matplotlib: of any records, and those of ``reproduce``. Imports no torch.
+"""Charts for papers and slides, drawn with matplotlib, and the data that these charts share with the HTML page.
 
-Each function gives a ``matplotlib.figure.Figure``; ``save`` writes one as PNG, SVG or PDF.
+Each function returns a ``matplotlib.figure.Figure``; ``save`` writes one as PNG, SVG or PDF. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetless.experiments.record import Record
-from forgetless.reports.rows import Row, best, by_stream, front, profiled, rows
+from forgetless.repair.settings import Finetune
+from forgetless.reports.rows import Row, best_rows, by_stream, pareto_front, profile_row, table_rows
+from forgetless.training.metrics import MeanStd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
+THRESHOLDS = {"FPF": Finetune().threshold, "k-FPF": Finetune.k_fpf().threshold}  # of S_g
+BLUE, ORANGE, RED = "#3b82f6", "#ea580c", "#e11d48"
 Point = tuple[float, float]
 
 
-def of_records(records: Sequence[Record], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """All figures there are of some records, in files of ``folder``; gives their names."""
+@dataclass(frozen=True)
+class GroupChanges:
+    """How far each group moved, one value per epoch, and where tasks begin."""
+
+    series: dict[str, list[float]]
+    starts: dict[int, int]  # the index of the first epoch of each task, and the number of the task
+    detected: list[int]  # the indices at which the detector reported a shift
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of groups to finetune: what it reaches and what it costs."""
+
+    name: str
+    accuracy: float
+    tflops: float
+    parameters: float
+
+
+def learning_curves(rows: Sequence[Row]) -> dict[str, list[float]]:
+    """Return the accuracy on the tasks so far after each task, by label, for rows with several tasks."""
+    return {row.label: row.anytime for row in rows if len(row.anytime) > 1}
+
+
+def group_changes(record: Record, over: str = "epochs") -> GroupChanges:
+    """Return the changes between consecutive epochs, or between the same epoch of consecutive tasks (``tasks``)."""
+    changes = record.epoch_changes if over == "epochs" else record.task_changes
+    tasks = [task for task, _, _ in changes]
+    groups = changes[0][2] if changes else ()
+    return GroupChanges(
+        {group: [by_group[group] for _, _, by_group in changes] for group in groups},
+        {index: task for index, task in enumerate(tasks) if index == 0 or task != tasks[index - 1]},
+        list(record.boundaries) if over == "epochs" else [],
+    )
+
+
+def draw_records(records: Sequence[Record], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Draw every chart that the records allow, save each in every format, and return the paths.
+
+    With several streams, the name of each file begins with its stream.
+    """
     check_formats(formats)
-    made: list[Path] = []
+    files: list[Path] = []
     streams = by_stream(records)
     for stream, members in streams.items():
-        found = rows(members)
+        rows = table_rows(members)
         prefix = "" if len(streams) == 1 else f"{stream.replace(':', '-')}-"
-        pictures: dict[str, Figure] = {"cost": cost(found)}
-        several = [row for row in found if len(row.anytime) > 1]
-        if several:
-            pictures["anytime"] = anytime(several)
-        if row := profiled(found):
-            pictures["profile"] = profile(row.sensitivity, row.label)
-            pictures["dynamics"] = dynamics(row.records[0], row.label)
-        (first, *_) = best(found)
-        pictures["matrix"] = matrix(first.matrix, first.label)
-        for name, picture in pictures.items():
-            made += save(picture, folder, prefix + name, formats)
-    return made
+        drawn: dict[str, Figure] = {"cost": cost(rows)}
+        if learning_curves(rows):
+            drawn["anytime"] = anytime(rows)
+        if row := profile_row(rows):
+            drawn["profile"] = profile(row.sensitivity, row.label)
+            drawn["dynamics"] = dynamics(row.records[0], row.label)
+        best = best_rows(rows)[0]
+        drawn["matrix"] = matrix(best.matrix, best.label)
+        for name, figure in drawn.items():
+            files += save(figure, folder, prefix + name, formats)
+    return files
 
 
 def check_formats(formats: Sequence[str]) -> None:
-    """An error if there is no such format, or nothing to draw with."""
+    """Raise an error if a format is unknown or matplotlib is not installed."""
     for name in formats:
         if name not in FORMATS:
-            raise ValueError(f"formats has {name!r}; it must be of {', '.join(FORMATS)}")
+            raise ValueError(f"formats has {name!r}; expected {', '.join(FORMATS)}")
     _figure(1, 1)
 
 
-def save(picture: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write a figure to ``folder/name.format`` in each format and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for kind in formats:
-        file = folder / f"{name}.{kind}"
-        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same records, the same file
-        picture.savefig(file, bbox_inches="tight", dpi=160, metadata=dates)
-        made.append(file)
-    return made
+    files = [folder / f"{name}.{kind}" for kind in formats]
+    for file in files:
+        undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix)  # reproducible files
+        figure.savefig(file, bbox_inches="tight", dpi=160, metadata=undated)
+    return files
 
 
-def anytime(found: Sequence[Row]) -> Figure:
-    """Accuracy on the tasks so far, after each task."""
-    picture, axes = _open()
-    for row in found:
-        axes.plot(range(1, len(row.anytime) + 1), row.anytime, marker="o", label=row.label)
-    axes.set_xlabel("tasks learned")
-    axes.set_ylabel("accuracy on them (%)")
+def anytime(rows: Sequence[Row]) -> Figure:
+    """Draw the accuracy on the tasks so far after each task."""
+    figure, axes = _open()
+    for label, values in learning_curves(rows).items():
+        axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    return _close(picture, axes)
+    return _close(figure, axes, "tasks learned", "accuracy on them (%)")
 
 
-def cost(found: Sequence[Row]) -> Figure:
-    """Accuracy by FLOPs, and the line of those that no other beats in both."""
-    picture, axes = _open()
-    joined = front(found)
-    axes.plot([row.tflops for row in joined], [row.accuracy for row in joined], "--", color="0.6", linewidth=1)
-    for row in found:
-        axes.errorbar(row.tflops, row.accuracy, row.spread or None, fmt="o", label=row.label)
+def cost(rows: Sequence[Row]) -> Figure:
+    """Draw accuracy over FLOPs, and a line through the rows that no other row beats in both."""
+    figure, axes = _open()
+    front = pareto_front(rows)
+    axes.plot([row.tflops for row in front], [row.accuracy for row in front], "--", color="0.6", linewidth=1)
+    for row in rows:
+        axes.errorbar(row.tflops, row.accuracy, row.std or None, fmt="o", label=row.label)
     axes.set_xscale("log")
-    axes.set_xlabel("TFLOPs of the whole run")
-    axes.set_ylabel("accuracy (%)")
-    return _close(picture, axes)
+    return _close(figure, axes, "TFLOPs of the whole run", "accuracy (%)")
 
 
 def profile(sensitivity: Mapping[str, float], label: str) -> Figure:
-    """S_g of each group, with the thresholds of FPF and k-FPF."""
-    picture, axes = _open()
+    """Draw S_g of each group, with the default thresholds of FPF and k-FPF."""
+    figure, axes = _open()
     groups = list(sensitivity)[::-1]
-    bars = axes.barh(groups, [sensitivity[group] for group in groups], color="#ea580c")
+    bars = axes.barh(groups, [sensitivity[group] for group in groups], color=ORANGE)
     axes.bar_label(bars, fmt="%.2f", padding=3)
-    if max(sensitivity.values(), default=0.0) > 5:  # batch norm's statistics; the others would not be seen
+    if max(sensitivity.values(), default=0.0) > 5:  # batch-norm statistics would dwarf the other groups
         axes.set_xscale("log")
         axes.margins(x=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    for threshold, name in ((1.0, "FPF"), (0.3, "k-FPF")):
+    for name, threshold in THRESHOLDS.items():
         axes.axvline(threshold, linestyle=":", color="0.4")
         axes.text(threshold, len(groups) - 0.4, name, ha="center", fontsize=8)
-    axes.set_xlabel(f"sensitivity $S_g$ ({label})")
-    return picture
+    return _close(figure, axes, f"sensitivity $S_g$ ({label})")
 
 
 def dynamics(record: Record, title: str, over: str = "epochs") -> Figure:
-    """The change of each group: between consecutive epochs, or between the same epoch of consecutive tasks."""
-    picture, axes = _open()
-    changes = record.epoch_changes if over == "epochs" else record.task_changes
-    for group in changes[0][2] if changes else ():
-        axes.plot(range(1, len(changes) + 1), [row[2][group] for row in changes], marker=".", label=group)
-    for index in range(1, len(changes)):
-        if changes[index][0] != changes[index - 1][0]:
-            axes.axvline(index + (1 if over == "epochs" else 0.5), linestyle=":", color="0.6", zorder=0)
-    for index in record.boundaries if over == "epochs" else ():
-        axes.plot(index + 1, 1.0, "v", color="#e11d48", transform=axes.get_xaxis_transform(), clip_on=False)
+    """Draw the change of each group: between consecutive epochs, or from task to task (see ``group_changes``)."""
+    figure, axes = _open()
+    changes = group_changes(record, over)
+    for group, values in changes.series.items():
+        axes.plot(range(1, len(values) + 1), values, marker=".", label=group)
+    for index in list(changes.starts)[1:]:
+        axes.axvline(index + (1 if over == "epochs" else 0.5), linestyle=":", color="0.6", zorder=0)
+    for index in changes.detected:
+        axes.plot(index + 1, 1.0, "v", color=RED, transform=axes.get_xaxis_transform(), clip_on=False)
     axes.set_yscale("log")
-    axes.set_xlabel("epoch; dotted: a task begins" if over == "epochs" else "epoch n of tasks t and t + 1")
-    axes.set_ylabel("mean absolute change")
-    axes.set_title(title, fontsize=10)
-    return _close(picture, axes)
+    x = "epoch (dotted: a task begins)" if over == "epochs" else "epoch n of tasks t and t + 1"
+    return _close(figure, axes, x, "mean absolute change", title)
 
 
 def matrix(values: Sequence[Sequence[float]], title: str) -> Figure:
-    """Accuracy on each task after each task."""
-    picture, axes = _open()
-    shown = axes.imshow(values, vmin=0, vmax=100, cmap="Blues", aspect="equal" if len(values) > 1 else "auto")
+    """Draw the accuracy on each task after each task."""
+    figure, axes = _open()
+    image = axes.imshow(values, vmin=0, vmax=100, cmap="Blues", aspect="equal" if len(values) > 1 else "auto")
     if len(values[0]) <= 10:
         for i, line in enumerate(values):
             for j, value in enumerate(line):
                 axes.text(j, i, f"{value:.0f}", ha="center", va="center", color="white" if value > 60 else "black")
     axes.set_xticks(range(len(values[0])), [str(task + 1) for task in range(len(values[0]))])
     axes.set_yticks(range(len(values)), [str(task + 1) for task in range(len(values))])
-    axes.set_xlabel("on task")
-    axes.set_ylabel("after task")
-    axes.set_title(title, fontsize=10)
-    picture.colorbar(shown, ax=axes, label="accuracy (%)")
-    return picture
+    figure.colorbar(image, ax=axes, label="accuracy (%)")
+    return _close(figure, axes, "on task", "after task", title)
 
 
 def curves(
     series: Mapping[str, Sequence[Point]], x: str, y: str, title: str = "", *, log: str = "", star: Point | None = None
 ) -> Figure:
-    """Lines through points, one for each name; ``log`` names the logarithmic axes, x with ticks at the points."""
-    picture, axes = _open()
+    """Draw a line through the points of each name. ``log`` names the logarithmic axes; ``star`` marks a point."""
+    figure, axes = _open()
     for label, points in series.items():
         axes.plot(*zip(*points, strict=True), marker="o", label=label)
     if star:
-        axes.plot(*star, "*", color="#e11d48", markersize=16, zorder=5)
+        axes.plot(*star, "*", color=RED, markersize=16, zorder=5)
     places = sorted({place for points in series.values() for place, _ in points})
     if "x" in log:
         axes.set_xscale("log")
@@ -154,72 +184,68 @@ def curves(
         axes.xaxis.get_major_locator().set_params(integer=True)  # there is no task 2.5
     if "y" in log:
         axes.set_yscale("log")
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_title(title, fontsize=10)
-    return _close(picture, axes)
+    return _close(figure, axes, x, y, title)
 
 
-def paired(lines: Sequence[tuple[str, Point, Point]], title: str) -> Figure:
-    """The paper's numbers beside ours, mean and deviation each, as bars."""
-    picture = _figure(7, 0.8 + 0.34 * len(lines))
-    axes: Any = picture.subplots()
-    for offset, which, label, colour in ((0.2, 1, "paper", "0.75"), (-0.2, 2, "ours", "#3b82f6")):
-        at = [len(lines) - i + offset for i in range(len(lines))]
-        means, deviations = zip(*(line[which] for line in lines), strict=True)
-        axes.barh(at, means, 0.38, xerr=deviations, label=label, color=colour, error_kw={"linewidth": 1})
-    axes.set_yticks([len(lines) - i for i in range(len(lines))], [line[0] for line in lines])
-    axes.set_xlabel("accuracy (%)")
-    axes.set_title(title, fontsize=10)
-    return _close(picture, axes)
+def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanStd], title: str) -> Figure:
+    """Draw the paper's numbers and ours as pairs of bars."""
+    figure = _figure(7, 0.8 + 0.34 * len(labels))
+    axes: Any = figure.subplots()
+    places = [len(labels) - i for i in range(len(labels))]
+    for values, offset, name, colour in ((paper, 0.2, "paper", "0.75"), (ours, -0.2, "ours", BLUE)):
+        heights, widths, errors = zip(*((p + offset, *v) for p, v in zip(places, values, strict=True)), strict=True)
+        axes.barh(heights, widths, 0.38, xerr=errors, label=name, color=colour, error_kw={"linewidth": 1})
+    axes.set_yticks(places, labels)
+    return _close(figure, axes, "accuracy (%)", title=title)
 
 
-def choices(parts: Mapping[str, Sequence[tuple[str, float, float, float]]], title: str) -> Figure:
-    """What is finetuned, for each of several repairs: accuracy, FLOPs and parameters, the last two scaled to 1."""
-    picture = _figure(8, 3.2 * len(parts))
-    all_axes: Any = picture.subplots(len(parts), 1, squeeze=False)
-    costs = max(line[2] for lines in parts.values() for line in lines)
-    sizes = max(line[3] for lines in parts.values() for line in lines)
-    for axes, (name, lines) in zip(all_axes[:, 0], parts.items(), strict=True):
-        at = range(len(lines))
-        axes.bar([i - 0.2 for i in at], [line[2] / costs for line in lines], 0.38, label="FLOPs", color="#93c5fd")
-        axes.bar([i + 0.2 for i in at], [line[3] / sizes for line in lines], 0.38, label="parameters", color="#fdba74")
-        axes.set_xticks(list(at), [line[0] for line in lines], rotation=30, ha="right", fontsize=8)
+def choices(by_repair: Mapping[str, Sequence[Choice]], title: str) -> Figure:
+    """Draw accuracy, FLOPs and parameters of each choice of groups, the last two relative to the largest."""
+    figure = _figure(8, 3.2 * len(by_repair))
+    panels: Any = figure.subplots(len(by_repair), 1, squeeze=False)
+    largest_cost = max(choice.tflops for members in by_repair.values() for choice in members)
+    largest_size = max(choice.parameters for members in by_repair.values() for choice in members)
+    for axes, (repair, members) in zip(panels[:, 0], by_repair.items(), strict=True):
+        places = range(len(members))
+        costs, sizes = [c.tflops / largest_cost for c in members], [c.parameters / largest_size for c in members]
+        axes.bar([i - 0.2 for i in places], costs, 0.38, label="FLOPs", color="#93c5fd")
+        axes.bar([i + 0.2 for i in places], sizes, 0.38, label="parameters", color="#fdba74")
+        axes.set_xticks(list(places), [choice.name for choice in members], rotation=30, ha="right", fontsize=8)
         axes.set_ylabel("share of the largest")
         right = axes.twinx()
-        right.plot(at, [line[1] for line in lines], "k.-", label="accuracy")
-        best = max(at, key=lambda i: lines[i][1])
-        right.plot(best, lines[best][1], "*", color="#e11d48", markersize=15)
+        right.plot(places, [choice.accuracy for choice in members], "k.-", label="accuracy")
+        best = max(places, key=lambda i: members[i].accuracy)
+        right.plot(best, members[best].accuracy, "*", color=RED, markersize=15)
         right.set_ylabel("accuracy (%)")
-        axes.set_title(f"{title}: {name}", fontsize=10)
+        axes.set_title(f"{title}: {repair}", fontsize=10)
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
-    picture.tight_layout()
-    return picture
+    figure.tight_layout()
+    return figure
 
 
-def histograms(parts: Mapping[str, tuple[Sequence[float], Sequence[float]]], title: str) -> Figure:
-    """For each layer, how the changes of its filters are distributed: within a task, and across tasks."""
+def histograms(layers: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
+    """Draw for each layer how the changes of its filters are distributed, ``within`` a task and ``across`` tasks."""
     columns = 4
-    lines = -(-len(parts) // columns)
-    picture = _figure(10, 2.3 * lines)
-    all_axes: Any = picture.subplots(lines, columns, squeeze=False)
-    for axes in all_axes.flat[len(parts) :]:
+    lines = -(-len(layers) // columns)
+    figure = _figure(10, 2.3 * lines)
+    panels: Any = figure.subplots(lines, columns, squeeze=False)
+    for axes in panels.flat[len(layers) :]:
         axes.set_visible(False)
-    for axes, (name, (within, across)) in zip(all_axes.flat, parts.items(), strict=False):
-        top = max(*within, *across)
+    for axes, (name, changes) in zip(panels.flat, layers.items(), strict=False):
+        top = max(*changes["within"], *changes["across"])
         bins = [top * i / 20 for i in range(21)]
-        axes.hist(within, bins, alpha=0.6, label="within a task", color="#3b82f6")
-        axes.hist(across, bins, alpha=0.6, label="across tasks", color="#ea580c")
+        axes.hist(changes["within"], bins, alpha=0.6, label="within a task", color=BLUE)
+        axes.hist(changes["across"], bins, alpha=0.6, label="across tasks", color=ORANGE)
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
-    all_axes.flat[0].legend(frameon=False, fontsize=7)
-    picture.suptitle(f"{title}: filters by their mean absolute change", fontsize=10)
-    picture.tight_layout()
-    return picture
+    panels.flat[0].legend(frameon=False, fontsize=7)
+    figure.suptitle(f"{title}: filters by their mean absolute change", fontsize=10)
+    figure.tight_layout()
+    return figure
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty one, of so many inches."""
+    """Return an empty figure of this size in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -228,13 +254,17 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _open() -> tuple[Figure, Any]:
-    picture = _figure(6.4, 4)
-    return picture, picture.subplots()
+    """Return a figure of the usual size and its axes."""
+    figure = _figure(6.4, 4)
+    return figure, figure.subplots()
 
 
-def _close(picture: Figure, axes: Any) -> Figure:
-    """A frame open at the top and right, and the legend beside the picture."""
+def _close(figure: Figure, axes: Any, x: str, y: str = "", title: str = "") -> Figure:
+    """Label the axes, open the frame at the top and right, and put the legend next to the chart."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    return picture
+    return figure

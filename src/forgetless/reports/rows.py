@@ -1,4 +1,4 @@
-"""Records → rows and tables: one row for each way of training, over its seeds. Imports no torch."""
+"""Rows of a table: the records of one configuration, averaged over seeds. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,28 +7,34 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from forgetless.experiments.record import Record, mismatch, way_of, without_seed
+from forgetless.training.metrics import MeanStd, mean_std
+
+HEADINGS = ("method", "accuracy %", "forgetting", "FLOPs", "seconds", "finetuned")
 
 
 @dataclass(frozen=True)
 class Row:
-    """The records of one way of training, over their seeds."""
+    """One line of a table: a label and the records of one configuration, one per seed. Properties are means."""
 
     label: str
     records: tuple[Record, ...]
 
     @property
-    def accuracy(self) -> float:
-        return mean(record.accuracy for record in self.records)
+    def accuracies(self) -> MeanStd:
+        """The mean accuracy and its standard deviation, which is 0 for one seed."""
+        return mean_std(record.accuracy for record in self.records)
 
     @property
-    def spread(self) -> float:
-        """Standard deviation over seeds; 0 for one."""
-        values = [record.accuracy for record in self.records]
-        return stdev(values) if len(values) > 1 else 0.0
+    def accuracy(self) -> float:
+        return self.accuracies.mean
+
+    @property
+    def std(self) -> float:
+        return self.accuracies.std
 
     @property
     def forgetting(self) -> float | None:
@@ -53,161 +59,160 @@ class Row:
 
     @property
     def matrix(self) -> list[list[float]]:
-        """Accuracy [after task][on task], mean over seeds."""
-        return _mean([record.accuracy_matrix for record in self.records])
-
-    @property
-    def moved_by_finetuning(self) -> bool:
-        """Whether the weights that two tasks are compared by were finetuned between them."""
-        return bool(self.records[0].settings["repair"] == "k-fpf")
+        """The accuracy [after task][on task]."""
+        matrices = [record.accuracy_matrix for record in self.records]
+        return [[mean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
 
     @property
     def sensitivity(self) -> dict[str, float]:
-        first = self.records[0].sensitivity
-        found = {}
-        for group in first:
-            values = [score for record in self.records if (score := record.sensitivity[group]) is not None]
-            if values:
-                found[group] = mean(values)
-        return found
+        """S_g of each group that has a score in at least one record."""
+        scores = {group: [r.sensitivity[group] for r in self.records] for group in self.records[0].sensitivity}
+        known = {group: [score for score in values if score is not None] for group, values in scores.items()}
+        return {group: mean(values) for group, values in known.items() if values}
+
+    @property
+    def moved_by_finetuning(self) -> bool:
+        """Whether finetuning during training (k-FPF) is part of the changes behind ``sensitivity``."""
+        return bool(self.records[0].settings["repair"] == "k-fpf")
 
 
-def rows(records: Sequence[Record]) -> list[Row]:
-    """One row for each way of training (all settings but the seed), in the order in which they first appear.
+def table_rows(records: Sequence[Record]) -> list[Row]:
+    """Return one row per configuration (all settings except the seed), in order of first appearance.
 
-    Where several ways have one label, the settings in which they differ are named: er, buffer 200. Those that were
-    tested on held-out training images say so.
+    Configurations that share a label are told apart by the settings in which they differ ("er, buffer 200").
+    Labels of runs that were tested on held-out training images end in "on validation". Raise ``ValueError`` if records
+    of one configuration have different tasks or groups.
     """
-    ways: dict[str, list[Record]] = {}
+    configurations: dict[str, list[Record]] = {}
     for record in records:
-        ways.setdefault(way_of(record), []).append(record)
-    namesakes: dict[str, list[dict[str, Any]]] = {}
-    for members in ways.values():
-        namesakes.setdefault(members[0].label, []).append(without_seed(members[0]))
-    differing = {label: _differing(settings) - {"validation"} for label, settings in namesakes.items()}
-    found = []
-    for members in ways.values():
+        configurations.setdefault(way_of(record), []).append(record)
+    same_label: dict[str, list[dict[str, Any]]] = {}
+    for members in configurations.values():
+        same_label.setdefault(members[0].label, []).append(without_seed(members[0]))
+    differing = {label: _differing(settings) - {"validation"} for label, settings in same_label.items()}
+    rows = []
+    for members in configurations.values():
         for other in members[1:]:
             if problem := mismatch(members[0], other):
                 raise ValueError(problem)
-        label, own = members[0].label, without_seed(members[0])
-        held_out = ["on validation"] if own["validation"] else []
-        named = [name if own[name] is True else f"{name} {own[name]}" for name in own if name in differing[label]]
-        found.append(Row(", ".join([label, *named, *held_out]), tuple(members)))
-    return found
-
-
-def profiled(found: Sequence[Row]) -> Row | None:
-    """The row whose S_g is shown: plain SGD's, or another that was not finetuned on the way.
-
-    S_g of k-FPF has in it what its finetunings moved, so it comes only where there is nothing else.
-    """
-    told = [row for row in found if row.sensitivity]
-    plain = [row for row in told if not row.moved_by_finetuning]
-    return next((row for row in plain if row.label.split(",")[0] == "sgd"), next(iter(plain or told), None))
+        label, settings = members[0].label, without_seed(members[0])
+        details = [
+            name if value is True else f"{name} {value}" for name, value in settings.items() if name in differing[label]
+        ]
+        held_out = ["on validation"] if settings["validation"] else []
+        rows.append(Row(", ".join([label, *details, *held_out]), tuple(members)))
+    return rows
 
 
 def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
-    """The names of those that are not the same everywhere."""
-    names = {name for own in settings for name in own}
-    return {name for name in names if len({repr(own.get(name)) for own in settings}) > 1}
+    """Return the names of the settings that do not have the same value everywhere."""
+    names = {name for values in settings for name in values}
+    return {name for name in names if len({repr(values.get(name)) for values in settings}) > 1}
 
 
 def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """In the order in which the streams first appear."""
-    found: dict[str, list[Record]] = {}
+    """Return the records of each stream, in order of first appearance."""
+    streams: dict[str, list[Record]] = {}
     for record in records:
-        found.setdefault(record.settings["stream"], []).append(record)
-    return found
+        streams.setdefault(record.settings["stream"], []).append(record)
+    return streams
 
 
 def best_first(records: Sequence[Record]) -> list[Record]:
-    """So that of each stream the most accurate way of training comes first, and its seeds in order."""
-    found: list[Record] = []
+    """Return the records of each stream sorted by the mean accuracy of their row, then by seed."""
+    ordered: list[Record] = []
     for members in by_stream(records).values():
-        for row in sorted(rows(members), key=lambda row: -row.accuracy):
-            found += sorted(row.records, key=lambda record: record.settings["seed"])
-    return found
+        for row in sorted(table_rows(members), key=lambda row: -row.accuracy):
+            ordered += sorted(row.records, key=lambda record: record.settings["seed"])
+    return ordered
 
 
-def table(records: Sequence[Record]) -> str:
-    """The rows as CSV, numbers unrounded, with the ids of their records."""
+def profile_row(rows: Sequence[Row]) -> Row | None:
+    """Return the row whose S_g is shown: plain SGD, else another row that was not finetuned during training.
+
+    S_g of k-FPF includes what its finetunings moved, so such a row is only the last resort.
+    """
+    scored = [row for row in rows if row.sensitivity]
+    undisturbed = [row for row in scored if not row.moved_by_finetuning]
+    sgd = [row for row in undisturbed if row.label.split(",")[0] == "sgd"]
+    return next(iter(sgd or undisturbed or scored), None)
+
+
+def competing(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that learn task by task (not ``joint``), without those on validation if others exist."""
+    sequential = [row for row in rows if row.records[0].settings["method"] != "joint"]
+    return [row for row in sequential if not row.records[0].settings["validation"]] or sequential
+
+
+def best_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the competing rows with the highest accuracy."""
+    candidates = competing(rows) or list(rows)
+    top = max(row.accuracy for row in candidates)
+    return [row for row in candidates if row.accuracy == top]
+
+
+def pareto_front(rows: Sequence[Row]) -> list[Row]:
+    """Return the competing rows that no other row beats in both accuracy and FLOPs, the cheapest first."""
+    front: list[Row] = []
+    for row in sorted(competing(rows), key=lambda row: (row.tflops, -row.accuracy)):
+        if not front or row.accuracy > front[-1].accuracy:
+            front.append(row)
+    return front
+
+
+def csv_table(records: Sequence[Record]) -> str:
+    """Return the rows as CSV: unrounded numbers and the ids of the records."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["stream", "method", "accuracy", "std", "seeds", "forgetting", "flops", "seconds", "share", "records"]
-    )
-    for row in [row for members in by_stream(records).values() for row in rows(members)]:
-        forgot = "" if row.forgetting is None else row.forgetting
-        ids = " ".join(record.id for record in row.records)
-        spread = row.spread if len(row.records) > 1 else ""
-        writer.writerow([
-            row.records[0].settings["stream"], row.label, row.accuracy, spread, len(row.records), forgot,
-            round(row.tflops * 1e12), row.seconds, row.share, ids,
-        ])  # fmt: skip
+    columns = ("stream", "method", "accuracy", "std", "seeds", "forgetting", "flops", "seconds", "share", "records")
+    writer.writerow(columns)
+    for stream, members in by_stream(records).items():
+        for row in table_rows(members):
+            seeds, std = len(row.records), row.std if len(row.records) > 1 else ""
+            ids = " ".join(record.id for record in row.records)
+            flops, forgetting = round(row.tflops * 1e12), "" if row.forgetting is None else row.forgetting
+            writer.writerow(
+                (stream, row.label, row.accuracy, std, seeds, forgetting, flops, row.seconds, row.share, ids)
+            )
     return text.getvalue()
 
 
-def latex(records: Sequence[Record]) -> str:
-    """The rows as a LaTeX table (booktabs), a block for each stream, the best accuracy of each in bold."""
+def latex_table(records: Sequence[Record]) -> str:
+    """Return the rows as a LaTeX table (booktabs): one block per stream, its best accuracy in bold."""
     lines = [r"\begin{tabular}{lrrrr}", r"\toprule", r"method & accuracy & forgetting & TFLOPs & finetuned \\"]
     for stream, members in by_stream(records).items():
-        found = rows(members)
-        top = best(found)
-        lines += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{_tex(stream)}}} \\"]
-        for row in found:
-            number = f"{row.accuracy:.2f}"
-            number = rf"\mathbf{{{number}}}" if row in top else number
-            spread = rf" \pm {row.spread:.2f}" if len(row.records) > 1 else ""
-            forgot = "--" if row.forgetting is None else f"{row.forgetting:.2f}"
+        rows = table_rows(members)
+        top = best_rows(rows)
+        lines += [r"\midrule", rf"\multicolumn{{5}}{{l}}{{{_escape_tex(stream)}}} \\"]
+        for row in rows:
+            number = rf"\mathbf{{{row.accuracy:.2f}}}" if row in top else f"{row.accuracy:.2f}"
+            std = rf" \pm {row.std:.2f}" if len(row.records) > 1 else ""
+            forgetting = "--" if row.forgetting is None else f"{row.forgetting:.2f}"
             share = f"{row.share:.2%}".replace("%", r"\%") if row.share else "--"
-            lines.append(rf"{_tex(row.label)} & ${number}{spread}$ & {forgot} & {row.tflops:.3g} & {share} \\")
+            lines.append(rf"{_escape_tex(row.label)} & ${number}{std}$ & {forgetting} & {row.tflops:.3g} & {share} \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def _tex(text: str) -> str:
+def _escape_tex(text: str) -> str:
+    """Return text with the special characters of LaTeX escaped."""
     return "".join(f"\\{sign}" if sign in "#$%&_{}" else sign for sign in text)
 
 
-def _mean(matrices: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    return [[mean(values) for values in zip(*members, strict=True)] for members in zip(*matrices, strict=True)]
-
-
-def competing(found: Sequence[Row]) -> list[Row]:
-    """Those that learn task after task, which ``joint``, the upper bound, does not, and by their tests, if any are."""
-    own = [row for row in found if row.records[0].settings["method"] != "joint"]
-    return [row for row in own if not row.records[0].settings["validation"]] or own
-
-
-def best(found: Sequence[Row]) -> list[Row]:
-    """Of those that compete, the ones with the highest accuracy."""
-    own = competing(found) or list(found)
-    top = max(row.accuracy for row in own)
-    return [row for row in own if row.accuracy == top]
-
-
-def front(found: Sequence[Row]) -> list[Row]:
-    """Of those that compete, the ones to which no other is both more accurate and cheaper; the cheapest first."""
-    kept: list[Row] = []
-    for row in sorted(competing(found), key=lambda row: (row.tflops, -row.accuracy)):
-        if not kept or row.accuracy > kept[-1].accuracy:
-            kept.append(row)
-    return kept
-
-
 def cells(row: Row) -> list[str]:
-    """What the table says of a row: label, accuracy, forgetting, FLOPs, seconds, share finetuned."""
-    forgot = "–" if row.forgetting is None else f"{row.forgetting:.1f}"
-    spread = f" ± {row.spread:.1f}" if len(row.records) > 1 else ""
+    """Return the texts of a row under ``HEADINGS``."""
+    forgetting = "–" if row.forgetting is None else f"{row.forgetting:.1f}"
+    accuracy = plus_minus(row.accuracies, len(row.records), 1)
     share = f"{row.share:.2%}" if row.share else "–"
-    return [row.label, f"{row.accuracy:.1f}{spread}", forgot, si(row.tflops * 1e12), f"{row.seconds:.1f}", share]
+    return [row.label, accuracy, forgetting, si_prefix(row.tflops * 1e12), f"{row.seconds:.1f}", share]
 
 
-HEADINGS = ("method", "accuracy %", "forgetting", "FLOPs", "seconds", "finetuned")
+def plus_minus(value: MeanStd, seeds: int, digits: int) -> str:
+    """Return "mean ± std", or the mean alone for a single seed."""
+    return f"{value.mean:.{digits}f}" + (f" ± {value.std:.{digits}f}" if seeds > 1 else "")
 
 
-def si(value: float) -> str:
-    """A number with a unit prefix: 1.3 G."""
+def si_prefix(value: float) -> str:
+    """Return a number with three digits and a unit prefix: 1.3 G."""
     if not value:
         return "0"
     rounded = float(f"{value:.3g}")
