@@ -21,11 +21,11 @@ def test_filter_changes_are_means_within_and_across_tasks():
 def test_a_run_is_measured_once(tmp_path):
     given = {"network": "helpers:narrow_resnet", "epochs": 2, "batch": 100, "lr": 0.03}
     (run,) = plan_runs("seq-digits", "sgd", given, Options(seeds=1))
-    made = measure_filters(run, tmp_path)
-    assert record.read(record.path(tmp_path, run.settings)) == made
-    assert set(made.details["filters"]["conv1"]) == {"within", "across"}
-    assert len(made.details["filters"]["conv1"]["across"]) == 4
-    assert measure_filters(run, tmp_path).seconds == made.seconds  # read, not trained again
+    measured = measure_filters(run, tmp_path)
+    assert record.read(record.path(tmp_path, run.settings)) == measured
+    assert set(measured.details["filters"]["conv1"]) == {"within", "across"}
+    assert len(measured.details["filters"]["conv1"]["across"]) == 4
+    assert measure_filters(run, tmp_path).seconds == measured.seconds  # read, not trained again
 
 
 def test_runs_without_filters_or_changes_are_errors():

@@ -20,12 +20,12 @@ from forgetless.reports.rows import (
 
 
 def test_rows_are_mean_and_deviation_over_seeds(records):
-    one, two = (dataclasses.replace(records[0], accuracy=value) for value in (60.0, 64.0))
-    (row,) = table_rows([one, two])
+    first, second = (dataclasses.replace(records[0], accuracy=value) for value in (60.0, 64.0))
+    (row,) = table_rows([first, second])
     assert row.accuracy == 62.0
     assert row.std == pytest.approx(2.8284, abs=1e-3)
     assert cells(row)[:2] == ["sgd", "62.0 ± 2.8"]
-    assert cells(table_rows([one])[0])[1] == "60.0"
+    assert cells(table_rows([first])[0])[1] == "60.0"
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_the_csv_table_has_every_row_with_its_records(records):
 
 
 def test_the_latex_table_marks_the_best_and_escapes_names(records):
-    one = dataclasses.replace(records[0], accuracy=60.0, label="a_b")
-    two = dataclasses.replace(one, settings={**one.settings, "lr": 9.0}, accuracy=64.5)
-    lines = latex_table([one, two]).splitlines()
+    first = dataclasses.replace(records[0], accuracy=60.0, label="a_b")
+    second = dataclasses.replace(first, settings={**first.settings, "lr": 9.0}, accuracy=64.5)
+    lines = latex_table([first, second]).splitlines()
     assert lines[0] == r"\begin{tabular}{lrrrr}"
     assert [line.split(" & ")[1] for line in lines if "b, lr" in line] == ["$60.00$", r"$\mathbf{64.50}$"]
     assert r"a\_b, lr 9.0" in lines[-3]
@@ -89,10 +89,10 @@ def test_the_latex_table_marks_the_best_and_escapes_names(records):
 
 
 def test_no_row_beats_the_front_in_accuracy_and_cost(records):
-    made = {}
+    by_name = {}
     for name, flops, accuracy in (("cheap", 1, 30.0), ("worse", 2, 20.0), ("good", 3, 70.0), ("dear", 9, 69.0)):
-        made[name] = dataclasses.replace(records[0], label=name, flops={"train": flops}, accuracy=accuracy)
-    rows = [Row(name, (one,)) for name, one in made.items()]
+        by_name[name] = dataclasses.replace(records[0], label=name, flops={"train": flops}, accuracy=accuracy)
+    rows = [Row(name, (record,)) for name, record in by_name.items()]
     assert [row.label for row in pareto_front(rows)] == ["cheap", "good"]
     joint = dataclasses.replace(records[-1], flops={"train": 1}, accuracy=99.0)
     assert [row.label for row in pareto_front([*rows, Row("joint", (joint,))])] == ["cheap", "good"]
@@ -104,7 +104,7 @@ def test_no_row_beats_the_front_in_accuracy_and_cost(records):
     assert best_rows([validated]) == pareto_front([validated]) == [validated]
 
 
-def test_records_on_validation_say_so_and_those_of_other_code_are_not_mixed(records):
+def test_validation_is_labelled_and_mismatched_records_are_errors(records):
     first = records[0]
     held_out = dataclasses.replace(first, settings={**first.settings, "validation": True})
     assert [row.label for row in table_rows([first, held_out])] == ["sgd", "sgd, on validation"]
@@ -142,10 +142,10 @@ def test_the_profile_prefers_rows_without_finetuning_during_training(records):
     """S_g of k-FPF has in it what its finetunings moved."""
 
     def row(label, repair, **scores):
-        made = dataclasses.replace(
+        record = dataclasses.replace(
             records[0], settings={**records[0].settings, "repair": repair}, sensitivity=dict(scores)
         )
-        return Row(label, (made,))
+        return Row(label, (record,))
 
     often, er, sgd = row("k-fpf-ce", "k-fpf", fc=2.9), row("er", "none", fc=1.8), row("sgd, lr 0.1", "none", fc=1.9)
     assert profile_row([often, er, sgd]) is sgd
@@ -153,4 +153,4 @@ def test_the_profile_prefers_rows_without_finetuning_during_training(records):
     assert profile_row([row("gdumb", "none"), often]) is often
     assert profile_row([]) is None
     sentence = "It includes what finetuning moved."
-    assert [sentence in page.html(list(one.records), "", {}) for one in (often, er)] == [True, False]
+    assert [sentence in page.html(list(row.records), "", {}) for row in (often, er)] == [True, False]

@@ -32,10 +32,7 @@ RESNET_GROUPS: Mapping[str, tuple[str, ...]] = {
     "CONV1": ("conv1",),
     "BN+FC": ("bn.affine", "bn.stats", "fc"),
     "Basis": BASIS,
-    "Basis+Block1": (*BASIS, "block1"),
-    "Basis+Block2": (*BASIS, "block2"),
-    "Basis+Block3": (*BASIS, "block3"),
-    "Basis+Block4": (*BASIS, "block4"),
+    **{f"Basis+Block{i}": (*BASIS, f"block{i}") for i in (1, 2, 3, 4)},
     "Basis+Block1-3": (*BASIS, "block1", "block2", "block3"),
     "ALL": ("all",),
 }
@@ -92,10 +89,10 @@ def parameters(options: Options) -> list[Line]:
 def judge_parameters(measured: Sequence[Measured]) -> list[Finding]:
     """Judge whether few groups suffice, and which ones matter."""
     findings = []
-    for stream in dict.fromkeys(one.line.stream for one in measured):
+    for stream in dict.fromkeys(entry.line.stream for entry in measured):
         for repair in ("FPF", "k-FPF"):
-            points = [(one.line.point, one) for one in measured if one.line.stream == stream]
-            by_groups = {point.groups: one for point, one in points if point.repair == repair}
+            points = [(entry.line.point, entry) for entry in measured if entry.line.stream == stream]
+            by_groups = {point.groups: entry for point, entry in points if point.repair == repair}
             if len(by_groups) > 1:
                 findings += _judge_groups(f"{stream}, {repair}", stream, repair, by_groups)
     return findings
@@ -104,12 +101,12 @@ def judge_parameters(measured: Sequence[Measured]) -> list[Finding]:
 def _judge_groups(where: str, stream: str, repair: str, by_groups: Mapping[str, Measured]) -> list[Finding]:
     """Judge one repair on one stream; claims whose groups were not measured are left out."""
     findings = []
-    accuracy = {name: one.mean for name, one in by_groups.items()}
+    accuracy = {name: entry.mean for name, entry in by_groups.items()}
 
     def show(*names: str) -> str:
         return ", ".join(f"{name} {accuracy[name]:.1f}" for name in names)
 
-    small = [name for name, one in by_groups.items() if one.records[0].share <= 0.25]
+    small = [name for name, entry in by_groups.items() if entry.records[0].share <= 0.25]
     if "ALL" in by_groups and small:
         best = max(small, key=accuracy.__getitem__)
         claim = f"{where}: finetuning at most a quarter of the parameters is at least as good as finetuning all"
@@ -134,12 +131,12 @@ def _judge_groups(where: str, stream: str, repair: str, by_groups: Mapping[str, 
 def draw_parameters(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw accuracy, FLOPs and parameters of each choice of groups, one figure per stream."""
     figures = {}
-    for stream in dict.fromkeys(one.line.stream for one in measured):
+    for stream in dict.fromkeys(entry.line.stream for entry in measured):
         by_repair: dict[str, list[charts.Choice]] = {}
-        for one in [one for one in measured if one.line.stream == stream]:
-            size = one.records[0].share * sum(one.records[0].parameters.values())
-            choice = charts.Choice(one.line.point.groups, one.mean, one.tflops, size)
-            by_repair.setdefault(one.line.point.repair, []).append(choice)
+        for entry in [entry for entry in measured if entry.line.stream == stream]:
+            size = entry.records[0].share * sum(entry.records[0].parameters.values())
+            choice = charts.Choice(entry.line.point.groups, entry.mean, entry.tflops, size)
+            by_repair.setdefault(entry.line.point.repair, []).append(choice)
         figures[stream] = charts.choices(by_repair, stream)
     return figures
 
@@ -163,15 +160,15 @@ def k_tau(options: Options) -> list[Line]:
 def judge_k_tau(measured: Sequence[Measured]) -> list[Finding]:
     """Judge whether k = 9 suffices: fewer are worse, longer and more frequent finetuning adds little."""
     by_k: dict[int, dict[int, Measured]] = {}
-    for one in measured:
-        by_k.setdefault(one.line.point.k, {})[one.line.point.steps] = one
+    for entry in measured:
+        by_k.setdefault(entry.line.point.k, {})[entry.line.point.steps] = entry
     few, many = min(by_k), max(by_k)
     middle = 9 if 9 in by_k else sorted(by_k)[len(by_k) // 2]
     lengths, common = sorted(by_k[middle]), by_k[middle].keys() & by_k[many].keys()
     if not few < middle < many or max(common, default=lengths[0]) == lengths[0]:
         return []
     longest = max(common)
-    best = {k: max(one.mean for one in by_steps.values()) for k, by_steps in by_k.items()}
+    best = {k: max(entry.mean for entry in by_steps.values()) for k, by_steps in by_k.items()}
     shorter = lengths[lengths.index(longest) - 1]
     before, after = by_k[middle][shorter].mean, by_k[middle][longest].mean
     cost = by_k[many][longest].tflops / by_k[middle][longest].tflops
@@ -197,11 +194,11 @@ def judge_k_tau(measured: Sequence[Measured]) -> list[Finding]:
 def draw_k_tau(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw accuracy over FLOPs, a line per k; the star marks the cheapest point within a point of the best."""
     series: dict[str, list[charts.Point]] = {}
-    for one in measured:
-        point = one.line.point
-        series.setdefault(f"k = {point.k} (τ = {point.every})", []).append((one.tflops, one.mean))
-    best = max(one.mean for one in measured)
-    star = min((one.tflops, one.mean) for one in measured if one.mean > best - 1)
+    for entry in measured:
+        point = entry.line.point
+        series.setdefault(f"k = {point.k} (τ = {point.every})", []).append((entry.tflops, entry.mean))
+    best = max(entry.mean for entry in measured)
+    star = min((entry.tflops, entry.mean) for entry in measured if entry.mean > best - 1)
     title = f"k-FPF-CE, {measured[0].line.stream}; more steps per finetuning along each line"
     return {"k-tau": charts.curves(series, "TFLOPs of the whole run", "accuracy (%)", title, star=star)}
 
@@ -226,7 +223,7 @@ def buffer_epochs(options: Options) -> list[Line]:
 
 def judge_buffer_epochs(measured: Sequence[Measured]) -> list[Finding]:
     """Judge whether FPF always improves ER, and whether ER improves with the buffer."""
-    accuracy = {one.line.point: one.mean for one in measured}
+    accuracy = {entry.line.point: entry.mean for entry in measured}
     plain = {point: value for point, value in accuracy.items() if point.method == "ER"}
     repaired = {point: SizePoint(point.axis, point.value, "FPF+ER") for point in plain}
     gains = {
@@ -256,8 +253,8 @@ def draw_buffer_epochs(measured: Sequence[Measured]) -> dict[str, Figure]:
     figures = {}
     for axis, name in (("buffer", "examples in the buffer"), ("epochs", "epochs per task")):
         series: dict[str, list[charts.Point]] = {}
-        for one in [one for one in measured if one.line.point.axis == axis]:
-            series.setdefault(one.line.point.method, []).append((one.line.point.value, one.mean))
+        for entry in [entry for entry in measured if entry.line.point.axis == axis]:
+            series.setdefault(entry.line.point.method, []).append((entry.line.point.value, entry.mean))
         if series:
             figures[axis] = charts.curves(series, name, "accuracy (%)", measured[0].line.stream, log="x")
     return figures

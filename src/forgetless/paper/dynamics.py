@@ -43,9 +43,9 @@ def group_dynamics(options: Options) -> list[Line]:
 def judge_group_dynamics(measured: Sequence[Measured]) -> list[Finding]:
     """Judge when groups change and which change most, for each panel."""
     findings = []
-    for one in measured:
-        name, stream = one.line.name, one.records[0].settings["stream"]
-        findings += _judge_shifts(name, one.records) + _judge_ranking(name, one.row.sensitivity, stream)
+    for entry in measured:
+        name, stream = entry.line.name, entry.records[0].settings["stream"]
+        findings += _judge_shifts(name, entry.records) + _judge_ranking(name, entry.row.sensitivity, stream)
     return findings
 
 
@@ -98,9 +98,9 @@ def _judge_ranking(name: str, scores: Mapping[str, float], stream: str) -> list[
 def draw_group_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the change of each group between consecutive epochs and between consecutive tasks."""
     figures = {}
-    for one in measured:
-        stem = one.line.label.split(":")[-1].strip().lower().replace(" ", "-")
-        record, title = one.records[0], f"{one.line.name}; {one.line.stream}"
+    for entry in measured:
+        stem = entry.line.label.split(":")[-1].strip().lower().replace(" ", "-")
+        record, title = entry.records[0], f"{entry.line.name}; {entry.line.stream}"
         if max(epoch for _, epoch, _ in record.epoch_changes) > 1:
             figures[f"{stem}-epochs"] = charts.dynamics(record, f"{title}: consecutive epochs")
         if record.task_changes:
@@ -130,15 +130,15 @@ def bn_stages(record: Record) -> dict[str, list[float]]:
 def judge_bn_dynamics(measured: Sequence[Measured]) -> list[Finding]:
     """Judge whether batch norm changes less in deeper stages."""
     findings = []
-    for one in measured:
-        by_seed = [bn_stages(record) for record in one.records]
+    for entry in measured:
+        by_seed = [bn_stages(record) for record in entry.records]
         changes = {stage: mean(mean(stages[stage]) for stages in by_seed) for stage in by_seed[0]}
         if changes:
             numbers = ", ".join(f"{stage} {value:.2g}" for stage, value in changes.items())
             bottom, *deeper = changes.values()
-            claim = f"{one.line.name}: the bottom batch norm changes the most"
+            claim = f"{entry.line.name}: the bottom batch norm changes the most"
             findings.append(Finding(claim, bottom > max(deeper), numbers))
-            claim = f"{one.line.name}: deeper batch norms change less"
+            claim = f"{entry.line.name}: deeper batch norms change less"
             findings.append(Finding(claim, deeper == sorted(deeper, reverse=True), numbers))
     return findings
 
@@ -146,9 +146,9 @@ def judge_bn_dynamics(measured: Sequence[Measured]) -> list[Finding]:
 def draw_bn_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the change of batch norm by stage over the tasks."""
     figures = {}
-    for one in measured:
-        series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(one.records[0]).items()}
-        title = f"weights and biases of batch norm, {one.line.stream}"
+    for entry in measured:
+        series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(entry.records[0]).items()}
+        title = f"weights and biases of batch norm, {entry.line.stream}"
         if series:
             figures["bn"] = charts.curves(series, "task", "mean absolute change", title, log="y")
     return figures

@@ -33,8 +33,8 @@ def measure_filters(run: Planned, out: Path) -> Record:
     from forgetless.training.events import Ended, EpochEnded
 
     file = record.path(out, run.settings)
-    if file.exists() and "filters" in (found := record.read(file)).details:
-        return found
+    if file.exists() and "filters" in (finished := record.read(file)).details:
+        return finished
     check_folder(out)
     events = start(run.settings)
     watch = FilterWatch(events.network)

@@ -247,7 +247,7 @@ def read_measured(lines: Sequence[Line], out: Path) -> list[Measured]:
 def keep_records(measured: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
     """Return the lines without the records that are not among ``records``."""
     ids = {record.id for record in records}
-    return [Measured(one.line, tuple(record for record in one.records if record.id in ids)) for one in measured]
+    return [Measured(entry.line, tuple(record for record in entry.records if record.id in ids)) for entry in measured]
 
 
 def runs(lines: Sequence[Line]) -> list[Planned]:
@@ -264,15 +264,15 @@ def to_dict(
         "notes": list(notes),
         "lines": [
             {
-                "name": one.line.name, "stream": one.line.stream, "metric": one.line.metric,
-                "paper": None if one.line.target is None else [one.line.target.mean, one.line.target.std],
-                "ours": [round(one.mean, 3), round(one.std, 3) if len(one.records) > 1 else None],
-                "seeds": len(one.records),
-                "difference": None if one.difference is None else round(one.difference, 3),
-                "standard_errors": None if one.standard_errors is None else round(one.standard_errors, 2),
-                "tflops": round(one.tflops, 6), "records": [record.id for record in one.records],
+                "name": entry.line.name, "stream": entry.line.stream, "metric": entry.line.metric,
+                "paper": None if entry.line.target is None else [entry.line.target.mean, entry.line.target.std],
+                "ours": [round(entry.mean, 3), round(entry.std, 3) if len(entry.records) > 1 else None],
+                "seeds": len(entry.records),
+                "difference": None if entry.difference is None else round(entry.difference, 3),
+                "standard_errors": None if entry.standard_errors is None else round(entry.standard_errors, 2),
+                "tflops": round(entry.tflops, 6), "records": [record.id for record in entry.records],
             }
-            for one in measured
+            for entry in measured
         ],
         "findings": [asdict(finding) for finding in findings],
     }  # fmt: skip

@@ -28,7 +28,7 @@ def notes(options: Options, lines: Sequence[Line]) -> list[str]:
         plural = "s" if seeds > 1 else ""
         remarks.append(f"quick: {streams}, {seeds} seed{plural}, fewer points; the result is only an indication")
     settings = [run.settings for line in lines for run in line.runs]
-    repairs = [(one.stream, one.finetune) for one in settings if one.finetune is not None]
+    repairs = [(entry.stream, entry.finetune) for entry in settings if entry.finetune is not None]
     usual = Finetune.k_fpf().threshold
     thresholds = sorted({repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"})
     if lower := [threshold for threshold in thresholds if threshold != usual]:

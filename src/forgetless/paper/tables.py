@@ -163,7 +163,7 @@ def judge_improvement(measured: Sequence[Measured]) -> list[Finding]:
             numbers = ", ".join(f"{method} {gain:+.1f}" for method, gain in gains.items())
             findings.append(Finding(f"FPF improves every method on {column}", min(gains.values()) > 0, numbers))
         for label in [label for label in ("k-fpf-ce", "k-fpf-kd") if label in accuracy and methods]:
-            k_fpf, best = accuracy[label], max((accuracy[m] for m in methods), key=lambda one: one.mean)
+            k_fpf, best = accuracy[label], max((accuracy[m] for m in methods), key=lambda entry: entry.mean)
             beaten = sum(k_fpf.mean > accuracy[method].mean for method in methods)
             findings.append(
                 Finding(
@@ -181,11 +181,13 @@ def judge_all_groups(measured: Sequence[Measured]) -> list[Finding]:
     findings = []
     for chosen, everything in chosen_and_all(measured):
         pair, other = (chosen, everything), f"{everything.line.label} on {chosen.line.stream}"
-        several = min(len(one.records) for one in pair) > 1  # a single run has no standard error
+        several = min(len(entry.records) for entry in pair) > 1  # a single run has no standard error
         near = f"within two standard errors of {other} or above" if several else f"at least as accurate as {other}"
-        allowed = 2 * standard_error(*((one.std, len(one.records)) for one in pair))
-        part, full = (sum(r.flops.get("finetune", 0) for r in one.records) / len(one.records) / 1e12 for one in pair)
-        times = [len(one.records[0].finetunings) for one in pair]
+        allowed = 2 * standard_error(*((entry.std, len(entry.records)) for entry in pair))
+        part, full = (
+            sum(r.flops.get("finetune", 0) for r in entry.records) / len(entry.records) / 1e12 for entry in pair
+        )
+        times = [len(entry.records[0].finetunings) for entry in pair]
         numbers = f"{chosen.mean:.2f} and {everything.mean:.2f} %, {part:.3g} and {full:.3g} TFLOPs"
         numbers += f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""
         holds = chosen.mean >= everything.mean - allowed and part < full
@@ -208,7 +210,7 @@ def judge_anytime(measured: Sequence[Measured]) -> list[Finding]:
     """Judge whether k-FPF is the most accurate after every task but the first."""
     findings = []
     for column, members in _by_column(measured).items():
-        curves = {one.line.label: one.row.anytime for one in members}
+        curves = {entry.line.label: entry.row.anytime for entry in members}
         if "k-fpf-ce" in curves:
             k_fpf = curves.pop("k-fpf-ce")
             behind = [t + 1 for t in range(1, len(k_fpf)) if any(other[t] > k_fpf[t] for other in curves.values())]
@@ -220,7 +222,7 @@ def judge_anytime(measured: Sequence[Measured]) -> list[Finding]:
 
 def judge_freezing(measured: Sequence[Measured]) -> list[Finding]:
     """Judge whether freezing a group costs accuracy, and the first block the most."""
-    rows = {one.line.point: one.row for one in measured}
+    rows = {entry.line.point: entry.row for entry in measured}
     if "" not in rows or len(rows) < 2:
         return []
     free = rows.pop("")
@@ -260,19 +262,21 @@ def judge_cost(measured: Sequence[Measured]) -> list[Finding]:
 def _by_column(measured: Sequence[Measured]) -> dict[Column, list[Measured]]:
     """Return the lines of each column; methods without a buffer are in every column of their stream."""
     columns: dict[Column, list[Measured]] = {}
-    for stream in dict.fromkeys(one.line.stream for one in measured):
-        members = [(one, one.line.target.buffer if one.line.target else None) for one in measured]
-        members = [(one, buffer) for one, buffer in members if one.line.stream == stream]
+    for stream in dict.fromkeys(entry.line.stream for entry in measured):
+        members = [(entry, entry.line.target.buffer if entry.line.target else None) for entry in measured]
+        members = [(entry, buffer) for entry, buffer in members if entry.line.stream == stream]
         buffers: list[int | None] = [*sorted({buffer for _, buffer in members if buffer})]
         for column_buffer in buffers or [None]:
-            columns[Column(stream, column_buffer)] = [one for one, buffer in members if buffer in (None, column_buffer)]
+            columns[Column(stream, column_buffer)] = [
+                entry for entry, buffer in members if buffer in (None, column_buffer)
+            ]
     return columns
 
 
 def _accuracies(measured: Sequence[Measured]) -> dict[Column, dict[str, Measured]]:
     """Return the lines of each column that measure the final accuracy, by label."""
     return {
-        column: {one.line.label: one for one in members if one.line.metric == "accuracy"}
+        column: {entry.line.label: entry for entry in members if entry.line.metric == "accuracy"}
         for column, members in _by_column(measured).items()
     }
 
@@ -281,29 +285,31 @@ def draw_table(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the paper's numbers next to ours for each column, and accuracy over cost."""
     figures = {}
     for column, members in _by_column(measured).items():
-        lines = [one for one in members if one.line.metric == "accuracy"]
-        compared = [(one, one.line.target) for one in lines if one.line.target]
+        lines = [entry for entry in members if entry.line.metric == "accuracy"]
+        compared = [(entry, entry.line.target) for entry in lines if entry.line.target]
         if compared:
             paper = [MeanStd(target.mean, target.std or 0.0) for _, target in compared]
-            labels, ours = [one.line.label for one, _ in compared], [one.values for one, _ in compared]
+            labels, ours = [entry.line.label for entry, _ in compared], [entry.values for entry, _ in compared]
             figures[f"paper-{column.stem}"] = charts.paired(labels, paper, ours, str(column))
         if lines:
-            figures[f"cost-{column.stem}"] = charts.cost([one.row for one in lines])
+            figures[f"cost-{column.stem}"] = charts.cost([entry.row for entry in lines])
     return figures
 
 
 def draw_anytime(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the accuracy after each task, one figure per stream."""
     figures = {}
-    for stream in dict.fromkeys(one.line.stream for one in measured):
-        rows = {one.line.name: Row(one.line.name, one.records) for one in measured if one.line.stream == stream}
+    for stream in dict.fromkeys(entry.line.stream for entry in measured):
+        rows = {
+            entry.line.name: Row(entry.line.name, entry.records) for entry in measured if entry.line.stream == stream
+        }
         figures[stream] = charts.anytime(list(rows.values()))
     return figures
 
 
 def draw_cost(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw accuracy over FLOPs, one figure per column."""
-    return {column.stem: charts.cost([one.row for one in own]) for column, own in _by_column(measured).items()}
+    return {column.stem: charts.cost([entry.row for entry in lines]) for column, lines in _by_column(measured).items()}
 
 
 ITEMS: Mapping[str, Item] = {

@@ -79,7 +79,7 @@ class Row:
 def table_rows(records: Sequence[Record]) -> list[Row]:
     """Return one row per configuration (all settings except the seed), in order of first appearance.
 
-    Configurations that share a label are told apart by the settings in which they differ ("er, buffer 200").
+    Where configurations share a label, the settings in which they differ are appended ("er, buffer 200").
     Labels of runs that were tested on held-out training images end in "on validation". Raise ``ValueError`` if records
     of one configuration have different tasks or groups.
     """
