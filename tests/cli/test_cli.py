@@ -260,7 +260,7 @@ def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
     again = forgetless(
         "report", "runs", "--figures", "f", "--formats", "gif", "--out", "new/page.html", cwd=tmp_path, expect=2
     )
-    assert "formats has 'gif'; it must be of" in again.stderr
+    assert "formats has 'gif'; expected png, svg, pdf" in again.stderr
     assert not (tmp_path / "new").exists()
 
 
