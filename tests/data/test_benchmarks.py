@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from forgetless.data import benchmarks as streams
+from forgetless.data import benchmarks
 from forgetless.data.download import SOURCES
 
 EXPECTED = {
-    # function: (data set, tasks, classes a task, training images, test images, shape)
+    # function: (data set, tasks, classes per task, training images, test images, shape)
     "seq_mnist": ("mnist", 5, [2] * 5, 60_000, 10_000, (1, 28, 28)),
     "rot_mnist": ("mnist", 20, [10] * 20, 1_200_000, 200_000, (1, 28, 28)),
     "seq_organamnist": ("organamnist", 4, [3, 3, 3, 2], 34_561, 17_778, (1, 28, 28)),
@@ -20,63 +20,63 @@ EXPECTED = {
 
 
 def test_seq_digits_has_five_tasks_offline():
-    found = streams.seq_digits()
-    assert [task.classes for task in found.tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-    assert sum(len(task.train) for task in found.tasks) == 1437
-    assert sum(len(task.test) for task in found.tasks) == 360
-    assert found.shape == (1, 8, 8)
-    assert found.tasks[0].train.x.max() == 255
+    stream = benchmarks.seq_digits()
+    assert [task.classes for task in stream.tasks] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert sum(len(task.train) for task in stream.tasks) == 1437
+    assert sum(len(task.test) for task in stream.tasks) == 360
+    assert stream.shape == (1, 8, 8)
+    assert stream.tasks[0].train.x.max() == 255
 
 
 def test_seq_digits_in_another_order():
-    found = streams.seq_digits(order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
-    plain = streams.seq_digits()
-    assert len(found.tasks[0].train) == len(plain.tasks[4].train)
+    stream = benchmarks.seq_digits(order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+    plain = benchmarks.seq_digits()
+    assert len(stream.tasks[0].train) == len(plain.tasks[4].train)
 
 
-@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA is not set")
 @pytest.mark.parametrize("name", list(EXPECTED))
-def test_the_real_streams_are_as_the_paper_says(name):
+def test_the_real_streams_match_the_paper(name):
     data, tasks, classes, train, test, shape = EXPECTED[name]
     folder = Path(os.environ["FORGETLESS_DATA"])
     if not any((folder / path).exists() for path in [*SOURCES[data].contents, *SOURCES[data].folders]):
         pytest.skip(f"{data} is not in {folder}")
-    found = getattr(streams, name)()
-    assert len(found.tasks) == tasks
-    assert [len(task.classes) for task in found.tasks] == classes
-    assert sum(len(task.train) for task in found.tasks) == train
-    assert sum(len(task.test) for task in found.tasks) == test
-    assert found.shape == shape
-    assert found.tasks[0].train.x.dtype == torch.uint8
-    assert found.scenario == ("domain" if name in ("rot_mnist", "seq_pacs") else "class")
+    stream = getattr(benchmarks, name)()
+    assert len(stream.tasks) == tasks
+    assert [len(task.classes) for task in stream.tasks] == classes
+    assert sum(len(task.train) for task in stream.tasks) == train
+    assert sum(len(task.test) for task in stream.tasks) == test
+    assert stream.shape == shape
+    assert stream.tasks[0].train.x.dtype == torch.uint8
+    assert stream.scenario == ("domain" if name in ("rot_mnist", "seq_pacs") else "class")
 
 
-@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
+@pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA is not set")
 @pytest.mark.parametrize("name", ["seq_pathmnist", "seq_cifar10", "seq_tinyimagenet", "seq_pacs"])
-def test_colour_images_are_centred_by_their_own_channels(name):
+def test_colour_streams_declare_their_mean_and_std(name):
     data, folder = EXPECTED[name][0], Path(os.environ["FORGETLESS_DATA"])
     if not any((folder / path).exists() for path in [*SOURCES[data].contents, *SOURCES[data].folders]):
         pytest.skip(f"{data} is not in {folder}")
-    found = getattr(streams, name)()
+    stream = getattr(benchmarks, name)()
     counts = torch.zeros(3, 256, dtype=torch.float64)
-    for task in found.tasks:
+    for task in stream.tasks:
         for channel, values in enumerate(task.train.x.unbind(1)):
             counts[channel] += torch.bincount(values.flatten().int(), minlength=256)
     shares, levels = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
     mean = shares @ levels
-    assert found.mean == pytest.approx(mean.tolist(), abs=1e-3)
-    assert found.std == pytest.approx((shares @ levels**2 - mean**2).sqrt().tolist(), abs=1e-3)
+    assert stream.mean == pytest.approx(mean.tolist(), abs=1e-3)
+    assert stream.std == pytest.approx((shares @ levels**2 - mean**2).sqrt().tolist(), abs=1e-3)
     black = (-mean / (shares @ levels**2 - mean**2).sqrt()).min()  # what crops of bright images must not add
-    assert found.mirror == (found.pad > 0 and bool(black < -4))
+    assert stream.mirror == (stream.pad > 0 and bool(black < -4))
 
 
-def test_orders_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="takes a seed for the angles"):
-        streams.rot_mnist(order=[1, 2])
+def test_rot_mnist_takes_no_class_order():
+    with pytest.raises(ValueError, match="it must be the seed of the angles"):
+        benchmarks.rot_mnist(order=[1, 2])
 
 
-def test_large_digits_are_the_digits_with_every_pixel_sixteen_times():
-    small, large = streams.seq_digits(), streams.large_digits()
+def test_large_digits_repeat_every_pixel_sixteen_times():
+    small, large = benchmarks.seq_digits(), benchmarks.large_digits()
     x = large.tasks[2].train.x
     assert x.shape[1:] == (1, 32, 32)
     assert x[:, :, 1::4, 3::4].equal(small.tasks[2].train.x)

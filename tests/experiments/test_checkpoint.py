@@ -262,7 +262,7 @@ def test_a_method_that_holds_more_than_plain_data_must_say_how_it_is_kept():
 
     method = Holder()
     method.cache = {1, 2}
-    with pytest.raises(TypeError, match="Holder holds cache, a set, which a checkpoint cannot keep; write state_dict"):
+    with pytest.raises(TypeError, match="Holder holds cache, a set, which a checkpoint cannot store; override"):
         method.state_dict(None)
 
 
@@ -335,7 +335,7 @@ def test_a_method_that_holds_a_part_of_the_network_must_say_how_it_is_kept():
     one = learner(networks.mlp(6, inputs=4), small_stream())
     method = Holder()
     method.begin(one)
-    with pytest.raises(TypeError, match="Holder holds held, a part of the network, of which it would have a copy when"):
+    with pytest.raises(TypeError, match="Holder holds held, a tensor of the network, which a checkpoint would copy"):
         method.state_dict(one)
     method.held = [tensor.clone() for tensor in method.held]
     assert method.state_dict(one)["held"][0].shape == (100, 4)

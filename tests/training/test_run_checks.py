@@ -155,5 +155,5 @@ def test_a_step_on_raw_bytes_is_told_to_augment():
             logits = learner.forward(batch.x)
             return logits.sum().detach(), {}
 
-    with pytest.raises(RuntimeError, match=r"learner\.augment\(batch\.x\) makes inputs of them"):
+    with pytest.raises(RuntimeError, match=r"learner\.augment\(batch\.x\) returns inputs"):
         list(train(image_stream(), Bare(), networks.mlp(4, inputs=192)))

@@ -142,7 +142,7 @@ class HAT(Method):
 
 
 def steepness(place: Tensor, batches: int, s_max: float) -> Tensor:
-    """Return s for the batch at ``place`` in epochs of ``batches``: from 1 / s_max to s_max; s_max for a single batch."""
+    """Return s for the batch at ``place`` in epochs of ``batches``: 1 / s_max to s_max, or s_max for a single batch."""
     along = (place % batches) / (batches - 1) if batches > 1 else torch.ones_like(place, dtype=torch.float32)
     return 1 / s_max + (s_max - 1 / s_max) * along
 

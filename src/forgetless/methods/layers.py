@@ -46,8 +46,8 @@ def find_layers(learner: Learner) -> Layers:
     probe(learner, hooks)
     if not called or unit_count(network.get_submodule(called[-1])) != learner.classes:
         raise ValueError(
-            f"{type(network).__name__} does not end with a Linear or Conv2d layer of {learner.classes} outputs, one per "
-            "class, so it has no separate head for each task"
+            f"{type(network).__name__} does not end with a Linear or Conv2d layer of {learner.classes} outputs, one "
+            "per class, so it has no separate head for each task"
         )
     return Layers(called[:-1], called[-1])
 

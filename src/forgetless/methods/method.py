@@ -23,11 +23,12 @@ class Method(Checked, ABC):
         >>> from dataclasses import dataclass
         >>> from typing import ClassVar
         >>> import torch.nn.functional as F
-        >>> import forgetless
+        >>> from forgetless import Method, check
+        >>> from forgetless.methods import setting
         >>> @dataclass
-        ... class WeightedReplay(forgetless.Method):
+        ... class WeightedReplay(Method):
         ...     memory: ClassVar[str] = "reservoir"
-        ...     weight: float = forgetless.setting(0.5, "Weight of the loss on replayed examples.", least=0)
+        ...     weight: float = setting(0.5, "Weight of the loss on replayed examples.", least=0)
         ...
         ...     def step(self, learner, batch):
         ...         logits = learner.forward(learner.augment(batch.x))
@@ -37,7 +38,7 @@ class Method(Checked, ABC):
         ...             loss = loss + self.weight * F.cross_entropy(learner.forward(old["x"]), old["y"])
         ...         learner.update(loss)
         ...         return loss.detach(), {"logits": logits.detach()}
-        >>> forgetless.check(WeightedReplay)
+        >>> check(WeightedReplay)
 
     Attributes:
         memory: What the training loop adds to the buffer after a step. ``"reservoir"`` and ``"balanced"``: the batch;
