@@ -69,6 +69,21 @@ def learner(network: nn.Module, stream: Stream, capacity: int = 0, policy: str =
     return Learner(network, stream, buffer=buffer, engine=Engine(), **values)
 
 
+def scaled(images):
+    """Return uint8 images as inputs in [0, 1]."""
+    return images.float() / 255
+
+
+def weights_of(network):
+    """Return copies of the parameters."""
+    return [parameter.detach().clone() for parameter in network.parameters()]
+
+
+def all_equal(tensors, others):
+    """Return whether two lists of tensors are equal bit for bit."""
+    return all(torch.equal(one, other) for one, other in zip(tensors, others, strict=True))
+
+
 def lasting(made):
     """A record less what differs between two runs of the same settings: the times."""
     return {name: value for name, value in made.to_dict().items() if name != "seconds"}
