@@ -28,7 +28,7 @@ def interference_by_hand(model, x, y, old_x, old_y, lr):
         ]
 
 
-def test_mir_replays_the_examples_with_most_interference(
+def test_the_examples_with_most_interference_are_replayed(
     stream, make_network, make_batch, make_learner, assert_sgd_step
 ):
     model = make_network()

@@ -1,6 +1,7 @@
 """PackNet: pruning, ownership of weights, retraining and prediction per task."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -159,7 +160,9 @@ def test_every_task_has_its_own_normalisation(stream, make_learner, train_task, 
 
 def test_packnet_trains_batch_norm_from_scratch():
     network = with_seed(lambda: networks.resnet18(10, channels=1, width=4), 0)
-    *_, last = train(seq_digits(), PackNet(), network, epochs=1, batch=10, lr=0.1)
+    stream = seq_digits()
+    three_tasks = dataclasses.replace(stream, tasks=stream.tasks[:3])
+    *_, last = train(three_tasks, PackNet(), network, epochs=1, batch=10, lr=0.1)
     *others, _ = last.result.task_il_matrix[-1]  # one epoch is short for the few weights of the last task
     assert min(others) > 95
 

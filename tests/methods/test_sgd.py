@@ -31,9 +31,7 @@ def test_masked_sgd_covers_only_the_classes_of_the_task(make_network, make_batch
     logits = twin(scaled(make_batch(1).x))
     expected = F.cross_entropy(logits[:, 2:4], make_batch(1).y - 2)
     torch.testing.assert_close(loss, expected.detach())
-    torch.testing.assert_close(
-        columns["logits"], logits.detach()
-    )  # all classes: k-FPF stores the outputs of the network
+    torch.testing.assert_close(columns["logits"], logits.detach())  # all classes, for k-FPF
     assert_sgd_step(model, twin, expected)
     for row in (0, 1, 4, 5):
         assert torch.equal(model.fc2.weight[row], twin.fc2.weight[row])
