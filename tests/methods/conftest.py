@@ -7,7 +7,8 @@ from torch import nn
 from forgetless.data.benchmarks import seq_digits
 from forgetless.methods.learner import Batch
 from forgetless.networks import mlp
-from forgetless.training.loop import train, with_seed
+from forgetless.networks.seed import with_seed
+from forgetless.training.loop import train
 from helpers import learner, small_stream
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from forgetless import networks
 from forgetless.methods.agem import AGEM, project
-from forgetless.training.loop import with_seed
+from forgetless.networks.seed import with_seed
 from helpers import scaled
 
 

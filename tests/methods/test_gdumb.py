@@ -6,9 +6,10 @@ import torch
 from forgetless.methods.gdumb import GDumb, cut_and_mix, learning_rate
 from forgetless.methods.learner import Batch
 from forgetless.networks import mlp
+from forgetless.networks.seed import with_seed
 from forgetless.repair.settings import Finetune
 from forgetless.training.events import Ended, Trained
-from forgetless.training.loop import train, with_seed
+from forgetless.training.loop import train
 from helpers import scaled, small_stream
 
 

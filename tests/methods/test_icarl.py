@@ -13,7 +13,8 @@ from forgetless.compute import flops
 from forgetless.data.stream import Split, Task
 from forgetless.methods.icarl import ICaRL
 from forgetless.networks import mlp
-from forgetless.training.loop import train, with_seed
+from forgetless.networks.seed import with_seed
+from forgetless.training.loop import train
 from helpers import scaled, small_stream
 
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from forgetless.data.stream import Split, Task
 from forgetless.methods.oewc import OnlineEWC, fisher_information
 from forgetless.networks import mlp
-from forgetless.training.loop import train, with_seed
+from forgetless.networks.seed import with_seed
+from forgetless.training.loop import train
 from helpers import scaled, small_stream
 
 

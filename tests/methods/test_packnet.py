@@ -13,7 +13,8 @@ from forgetless.data.benchmarks import seq_digits
 from forgetless.data.builders import from_tensors
 from forgetless.methods.learner import evaluating
 from forgetless.methods.packnet import FREE, PackNet, prune
-from forgetless.training.loop import train, with_seed
+from forgetless.networks.seed import with_seed
+from forgetless.training.loop import train
 from helpers import all_equal, scaled
 
 
