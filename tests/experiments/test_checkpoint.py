@@ -19,7 +19,6 @@ from forgetless.methods import Method
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
-from forgetless.training import loop as training
 from forgetless.training.events import Ended, Stepped
 from forgetless.training.loop import train
 from forgetless.training.plain import check_plain
@@ -91,7 +90,7 @@ def test_a_run_goes_on_from_any_step_bit_for_bit(name, repair, tmp_path):
 def test_a_run_goes_on_from_inside_any_finetuning_bit_for_bit(name, repair, device, tmp_path, monkeypatch):
     if repair == "k-fpf-kd" and name in ("gdumb", "icarl"):
         pytest.skip("their memory holds no logits")
-    monkeypatch.setattr(training, "PROGRESS", 2)
+    monkeypatch.setattr("forgetless.training.repair.PROGRESS", 2)
     changes = {"freeze": ("fc1",)} if repair == "fpf" and name == "er" else {}
     changes |= {"device": "cuda", "deterministic": True} if device == "cuda" else {}
     weights, told = outcome(start(name, repair, **changes))
@@ -275,7 +274,7 @@ def test_a_state_does_not_change_while_the_run_goes_on(name):
     places = {tensor.data_ptr() for tensor in own}
     assert places
     before = copy.deepcopy(state)
-    method = run._training.method
+    method = run._run.method
     live = method.former.state_dict().values() if name == "icarl" else method.fisher
     assert not places & {tensor.data_ptr() for tensor in live}
     for event in run:

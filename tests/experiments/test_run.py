@@ -218,15 +218,15 @@ def test_a_training_that_is_postponed_begins_again_for_all_that_share_it(monkeyp
     ways = [{"seed": 1, "epochs": 4}, {"ft_lr": 0.1}, {"ft_lr": 0.2}, {"repair": "none"}]
     settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
     left = [1]
-    end = training._Training._end_task
+    original = training._train_task
 
-    def end_task(self, *a, **k):
-        if self.seed == 0 and left:
+    def train_task(run):
+        if run.settings.seed == 0 and run.position.task == 1 and left:
             left.pop()
             raise torch.cuda.OutOfMemoryError("no room")
-        return end(self, *a, **k)
+        return original(run)
 
-    monkeypatch.setattr(training._Training, "_end_task", end_task)
+    monkeypatch.setattr(training, "_train_task", train_task)
     found = {one.id: made for one, made in build.run_lanes(settings, 2)}
     assert not left
     for one in settings:
@@ -238,15 +238,15 @@ def test_a_run_that_is_postponed_in_its_finetuning_ends_as_it_does_alone(when, m
     ways = [{"seed": 1, "epochs": 4}, {"ft_lr": 0.1}, {"ft_lr": 0.2}, {"ft_lr": 0.3}]
     settings = [resolve("seq-digits", "er", {**QUICK, "repair": "fpf", **way})[0] for way in ways]
     left = [1]
-    advance = training._Training._finetune
+    original = training._finetune
 
-    def finetune(self, *a):
-        if self.settings.lr == settings[1 + when].ft_lr and self.seed == 0 and left:
+    def finetune(run):
+        if run.settings.finetune.lr == ways[1 + when]["ft_lr"] and run.settings.seed == 0 and left:
             left.pop()
             raise torch.cuda.OutOfMemoryError("no room")
-        return advance(self, *a)
+        return original(run)
 
-    monkeypatch.setattr(training._Training, "_finetune", finetune)
+    monkeypatch.setattr(training, "_finetune", finetune)
     found = {one.id: made for one, made in build.run_lanes(settings, 3)}
     assert not left
     for one in settings:
