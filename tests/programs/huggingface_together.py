@@ -1,8 +1,8 @@
-"""Started by test_integrations.py under torchrun: a Trainer that writes checkpoints, and one that goes on from one.
+"""Started by test_huggingface.py: a Trainer in two processes that writes checkpoints, and one that resumes from one.
 
-    torchrun --nproc-per-node 2 huggingface_together.py FOLDER
+    python huggingface_together.py FOLDER
 
-Each process writes whether it ended with the weights, the steps and the buffer of a training that was not stopped.
+Each process writes whether it ends with the weights, the steps and the buffer of an uninterrupted training.
 """
 
 import json
@@ -17,6 +17,7 @@ from torch import nn
 
 warnings.simplefilter("ignore")
 
+from forked import run_forked  # noqa: E402
 from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from forgetless import FPF, networks  # noqa: E402
@@ -64,4 +65,4 @@ def main(folder: Path) -> None:
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-main(Path(sys.argv[1]))
+run_forked(2, main, Path(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""Started by test_integrations.py under torchrun: Lightning's ddp strategy, stopped half-way and gone on with.
+"""Started by test_lightning.py: Lightning's strategy ddp, interrupted half-way and resumed.
 
-    torchrun --nproc-per-node 2 lightning_together.py FOLDER
+    python lightning_together.py FOLDER
 
-Each process writes whether it ended with the weights, the steps and the buffer of a training that was not stopped.
+Each process writes whether it ends with the weights, the steps and the buffer of an uninterrupted training.
 """
 
 import json
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
+from forked import run_forked  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
@@ -82,4 +83,4 @@ def main(folder: Path) -> None:
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-main(Path(sys.argv[1]))
+run_forked(2, main, Path(sys.argv[1]))

@@ -1,4 +1,1 @@
-"""FPF and k-FPF inside other libraries' training loops, one file a library: lightning, huggingface, avalanche.
-
-Each hands an ``FPF`` of yours the batches of its library's loop; nothing of a library is imported before its file is.
-"""
+"""FPF and k-FPF inside other libraries' training loops: one file per library, imported only when you import it."""

@@ -1,4 +1,4 @@
-"""FPF and k-FPF as a plugin of Avalanche, around any of its supervised strategies.
+"""FPF and k-FPF as a plugin of Avalanche, for any of its supervised strategies.
 
     fpf = FPF(model, capacity=200, every=50)
     strategy = Naive(model=model, ..., plugins=[FPFPlugin(fpf)])
@@ -6,10 +6,9 @@
         strategy.train(experience)
     fpf.finish()
 
-Every iteration is observed once its update is made; each experience is a task. What a replay plugin adds to a batch is
-left out of FPF's buffer by its label: examples of classes that this experience does not have. Where experiences share
-classes (domain-incremental streams) replayed examples are remembered again. Images are observed as the strategy sees
-them, after Avalanche's transformations. Models that grow or take task labels are refused; one process only.
+The plugin observes every iteration after its update, with images as Avalanche transformed them. Each experience is a
+task. A replay plugin adds older examples to a batch. They stay out of FPF's buffer if the experience does not have
+their class; where experiences share classes (domain-incremental streams), they are stored again.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from forgetless.fpf import FPF
 
 @final
 class FPFPlugin(SupervisedPlugin):  # type: ignore[misc]
-    """Observes each iteration of a strategy; see the head of this file.
+    """Observe each iteration of a strategy that trains in one process.
 
     Args:
-        fpf: an ``FPF`` around the strategy's model
-        tasks: whether each experience after the first begins a new task; False: ``fpf`` finds the shifts by itself
+        fpf: An ``FPF`` around the strategy's model. Models that grow or take task labels are refused.
+        tasks: Whether each experience after the first begins a new task. If not, ``fpf`` detects the shifts.
     """
 
     def __init__(self, fpf: FPF, *, tasks: bool = True) -> None:
@@ -37,17 +36,19 @@ class FPFPlugin(SupervisedPlugin):  # type: ignore[misc]
         self.fpf, self.tasks = fpf, tasks
 
     def before_training_exp(self, strategy: Any, *_: Any, **__: Any) -> None:
+        """Begin a task, or refuse the model."""
         if any(isinstance(module, DynamicModule | MultiTaskModule) for module in strategy.model.modules()):
             raise ValueError(
-                "the model has layers that grow or that depend on task labels, which FPF cannot follow; give it an "
-                "output layer for all classes"
+                "the model has layers that grow or depend on task labels, which FPF cannot follow; use one output "
+                "layer for all classes"
             )
         self.fpf.settle()
-        begins = getattr(strategy.experience, "is_first_subexp", True)  # an online stream cuts experiences into parts
+        begins = getattr(strategy.experience, "is_first_subexp", True)  # an online stream splits its experiences
         if self.tasks and self.fpf.step and begins:
             self.fpf.boundary()
 
     def after_training_iteration(self, strategy: Any, *_: Any, **__: Any) -> None:
+        """Observe the batch."""
         x, y, logits = strategy.mb_x, strategy.mb_y, strategy.mb_output.detach()
         classes = getattr(strategy.experience, "classes_in_this_experience", None)
         if classes is not None:

@@ -1,35 +1,42 @@
-"""Batches that one optimiser step has seen, as one."""
+"""Join the batches of one optimiser step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Example = Tensor | Mapping[str, Tensor]
-Observed = tuple[Example, Tensor, Tensor | None]  # inputs, labels, logits
+Inputs = Tensor | Mapping[str, Tensor]
 
 
-def joined(seen: Sequence[Observed]) -> Observed:
-    """Several batches as one."""
-    if len(seen) == 1:
-        return seen[0]
-    inputs, labels, logits = zip(*seen, strict=True)
-    first = inputs[0]
-    x: Example
-    if isinstance(first, Mapping):
-        x = {name: _one(f"x.{name}", [part[name] for part in inputs]) for name in first}
+class Observation(NamedTuple):
+    """A batch as ``FPF.observe`` takes it."""
+
+    x: Inputs
+    y: Tensor
+    logits: Tensor | None
+
+
+def joined(batches: Sequence[Observation]) -> Observation:
+    """Return several batches as one."""
+    if len(batches) == 1:
+        return batches[0]
+    inputs, labels, logits = zip(*batches, strict=True)
+    x: Inputs
+    if isinstance(inputs[0], Mapping):
+        x = {name: _concatenate(f"x.{name}", [part[name] for part in inputs]) for name in inputs[0]}
     else:
-        x = _one("x", inputs)
-    return x, _one("y", labels), None if logits[0] is None else _one("logits", logits)
+        x = _concatenate("x", inputs)
+    return Observation(x, _concatenate("y", labels), None if logits[0] is None else _concatenate("logits", logits))
 
 
-def _one(name: str, parts: Sequence[Tensor]) -> Tensor:
+def _concatenate(name: str, parts: Sequence[Tensor]) -> Tensor:
     shapes = sorted({tuple(part.shape[1:]) for part in parts})
     if len(shapes) > 1:
         raise ValueError(
-            f"{name}: batches whose gradients are accumulated hold examples of the shapes {shapes[0]} and {shapes[1]}; "
-            'the buffer holds one shape: pad to one length (padding="max_length")'
+            f"{name}: accumulated batches hold examples of the shapes {shapes[0]} and {shapes[1]}; the buffer needs "
+            'one shape: pad to one length (padding="max_length")'
         )
     return torch.cat(list(parts))

@@ -5,10 +5,10 @@
         Trainer(callbacks=[FPFCallback(fpf)], ...).fit(module, loader)
     fpf.finish()
 
-What one optimiser step has seen is observed once it is made; with accumulated gradients that is several batches. A new
-``fit`` is a new task. The state of ``fpf`` goes into Lightning's checkpoints; ``fit(ckpt_path=...)`` goes on from it.
-Under the strategy ddp each process keeps its part of the buffer; strategies that start processes from within ``fit``
-(ddp_spawn, ddp_notebook) leave this process's ``fpf`` without anything.
+The callback observes every optimiser step: one batch, or several if gradients are accumulated. Each ``fit`` is a task.
+Lightning's checkpoints include the state of ``fpf``, and ``fit(ckpt_path=...)`` resumes from it. With the strategy ddp
+each process keeps its share of the buffer. Strategies that start processes inside ``fit`` (ddp_spawn, ddp_notebook)
+are not supported: the calling process would not see what they observe.
 """
 
 from __future__ import annotations
@@ -21,52 +21,55 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from forgetless.fpf import FPF
-from forgetless.integrations.batches import Example, Observed, joined
+from forgetless.integrations.batches import Inputs, Observation, joined
 
-TUNING = (".lr_find_", ".scale_batch_size_")  # checkpoints by which Lightning's Tuner undoes its own steps
+TUNER_FILES = (".lr_find_", ".scale_batch_size_")  # checkpoints from which Lightning's Tuner undoes its own steps
 
 
-def pair(batch: Any) -> tuple[Example, Tensor]:
-    """Inputs and labels of a batch ``(x, y)``, or of a mapping whose labels are under ``labels``."""
+def split_batch(batch: Any) -> tuple[Inputs, Tensor]:
+    """Return the inputs and labels of a batch ``(x, y)``, or of a mapping with the key ``labels``."""
     if isinstance(batch, Mapping) and "labels" in batch:
         return {name: value for name, value in batch.items() if name != "labels"}, batch["labels"]
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     raise ValueError(
         f"a batch of type {type(batch).__name__} is neither (x, y) nor a mapping with 'labels': "
-        "give FPFCallback(fpf, split=...), a function from a batch to (x, y)"
+        "pass FPFCallback(fpf, split=...), a function from a batch to (x, y)"
     )
 
 
 @final
 class FPFCallback(Callback):
-    """Observes each optimiser step of a Trainer; see the head of this file.
+    """Observe each optimiser step of a Trainer.
 
     Args:
-        fpf: an ``FPF`` around the module (or the network in it that gives the logits)
-        split: batch -> (x, y), where a batch is neither that nor a mapping with ``labels``
-        tasks: whether each ``fit`` after the first begins a new task; False: ``fpf`` finds the shifts by itself
-
-    With ``distill``, ``training_step`` returns a mapping with ``loss`` and ``logits``.
+        fpf: An ``FPF`` around the module, or around the network in it that returns the logits. If it distils,
+            ``training_step`` must return a mapping with ``loss`` and ``logits``.
+        split: A function from a batch to its inputs and labels.
+        tasks: Whether each ``fit`` after the first begins a new task. If not, ``fpf`` detects the shifts.
     """
 
-    def __init__(self, fpf: FPF, split: Callable[[Any], tuple[Example, Tensor]] = pair, *, tasks: bool = True) -> None:
+    def __init__(
+        self, fpf: FPF, split: Callable[[Any], tuple[Inputs, Tensor]] = split_batch, *, tasks: bool = True
+    ) -> None:
         self.fpf, self.split, self.tasks = fpf, split, tasks
-        self._seen: list[Observed] = []
+        self._batches: list[Observation] = []  # since the last optimiser step
         self._steps = 0
-        self._state: Mapping[str, Any] | None = None  # of a checkpoint, until the training that goes on from it starts
+        self._state: Mapping[str, Any] | None = None  # from a checkpoint, until its training resumes
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a state that came since the last training was of a checkpoint to test, say
+        """Drop the state of a checkpoint that was only tested."""
+        if stage == "fit":
             self._state = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if Path(trainer.ckpt_path or "").name.startswith(TUNING):
+        """Resume from a checkpoint, or begin a task."""
+        if Path(trainer.ckpt_path or "").name.startswith(TUNER_FILES):
             self._state = None
         fitted = {id(parameter) for parameter in pl_module.parameters()}
         if any(id(parameter) not in fitted for parameter in self.fpf.model.parameters()):
-            raise ValueError("fpf is around another network than the one that is fitted: make FPF(module) of this one")
-        self._seen, self._steps = [], trainer.global_step
+            raise ValueError("fpf is around another network than the one being fitted: make FPF(module) from that one")
+        self._batches, self._steps = [], trainer.global_step
         self.fpf.settle()
         if self._state is not None:
             self._load()
@@ -74,33 +77,36 @@ class FPFCallback(Callback):
             self.fpf.boundary()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._state is not None:  # the checkpoint was of a training that had ended: there was nothing to start
+        """Load the state of a checkpoint whose training had ended, so that nothing started."""
+        if self._state is not None:
             self.fpf.settle()
             self._load()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Collect the batch, and observe what was collected if the optimiser has stepped."""
         empty = isinstance(outputs, Mapping) and not outputs and pl_module.automatic_optimization
-        if not (outputs is None or empty):  # else ``training_step`` gave None: the batch was skipped
+        if not (outputs is None or empty):  # else training_step returned None: the batch was skipped
             logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
             if self.fpf.distill and logits is None:
                 raise ValueError(
                     f"distill is {self.fpf.distill}, which needs logits: return {{'loss': loss, 'logits': logits}} "
                     "from training_step"
                 )
-            x, y = self.split(batch)
-            self._seen.append((x, y, logits))
-        if trainer.global_step > self._steps:  # the optimiser has stepped
+            self._batches.append(Observation(*self.split(batch), logits))
+        if trainer.global_step > self._steps:
             self._steps = trainer.global_step
-            seen, self._seen = self._seen, []
-            if seen:
-                self.fpf.observe(*joined(seen))
+            batches, self._batches = self._batches, []
+            if batches:
+                self.fpf.observe(*joined(batches))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of every process, for a checkpoint."""
         return {"ranks": self.fpf.processes.gathered(self.fpf.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state of a checkpoint until its training resumes."""
         self._state = state_dict
 
     def _load(self) -> None:
@@ -108,7 +114,7 @@ class FPFCallback(Callback):
         states, self._state = self._state["ranks"], None
         if len(states) != self.fpf.processes.count:
             raise ValueError(
-                f"the checkpoint is of {len(states)} processes; these are {self.fpf.processes.count}, and the buffer "
-                "cannot be shared out anew"
+                f"the checkpoint is from {len(states)} processes, but there are {self.fpf.processes.count} now; the "
+                f"buffer cannot be redistributed: start {len(states)} processes"
             )
         self.fpf.load_state_dict(states[self.fpf.processes.rank])
