@@ -1,4 +1,4 @@
-"""Avalanche's strategies on scikit-learn's digits, five tasks of two classes: plain (Naive), with FPF, with k-FPF.
+"""Train with Avalanche on scikit-learn's digits, five tasks of two classes: plain (Naive), with FPF, with k-FPF.
 
 pip install -c constraints.txt '.[digits,avalanche]'
 python examples/avalanche_digits.py
@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 import forgetless
 from forgetless.integrations.avalanche import FPFPlugin
 
-WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: without it
+WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
     "FPF": {"capacity": 200},
     "k-FPF": {"capacity": 200, "every": 25},
@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: without it
 
 
 class Digits(TensorDataset):
-    """Images and labels, the labels where Avalanche looks for them."""
+    """Images and labels, with the labels also in ``targets``, where Avalanche looks for them."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
         super().__init__(x, y)
@@ -35,7 +35,7 @@ class Digits(TensorDataset):
 
 
 def run(way: str, seed: int = 0, *, replay: bool = False) -> tuple[float, forgetless.FPF | None]:
-    """Test accuracy in percent, over all ten classes, after the last experience."""
+    """Train on all tasks; return the test accuracy over all ten classes in percent, and the FPF."""
     torch.manual_seed(seed)
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
@@ -69,7 +69,7 @@ def run(way: str, seed: int = 0, *, replay: bool = False) -> tuple[float, forget
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     for way in WAYS:
         accuracy, fpf = run(way)
         print(f"{way:6} {accuracy:5.1f} %")

@@ -1,13 +1,15 @@
-"""DistributedDataParallel on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
+"""Train with DistributedDataParallel on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
 
     pip install -c constraints.txt '.[digits]'
-    torchrun --standalone --nproc-per-node 2 examples/distributed_digits.py
+    torchrun --standalone --nproc-per-node 2 examples/distributed_digits.py [plain] [FPF] [k-FPF]
 
-Each process trains on its part of every batch and keeps its part of the buffer; on GPUs: one process each, "nccl".
+Each process trains on its share of every batch and keeps its share of the buffer. On GPUs, start one process per GPU
+and use "nccl".
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import forgetless
 
-WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain training
+WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
     "FPF": {"capacity": 200},
     "k-FPF": {"capacity": 200, "every": 25},
@@ -26,7 +28,7 @@ WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain train
 
 
 def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
-    """Test accuracy in percent, over all ten classes, after the last task."""
+    """Train on all tasks; return the test accuracy over all ten classes in percent, and the FPF."""
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
     test = torch.arange(len(x)) % 5 == 0
@@ -40,7 +42,7 @@ def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
         rows = (~test & (y // 2 == task)).nonzero().flatten()
         for _ in range(3):
             for batch in rows[torch.randperm(len(rows), generator=generator)].split(10):
-                if len(batch) < dist.get_world_size():  # all processes make the same steps
+                if len(batch) < dist.get_world_size():  # every process must take the same number of steps
                     continue
                 mine = batch[dist.get_rank() :: dist.get_world_size()]
                 logits = model(x[mine])
@@ -59,9 +61,9 @@ def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     dist.init_process_group("gloo")
-    for way in WAYS:
+    for way in sys.argv[1:] or WAYS:
         accuracy, fpf = run(way)
         if dist.get_rank() == 0:
             print(f"{way:6} {accuracy:5.1f} %")

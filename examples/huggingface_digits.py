@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
+"""Train with Hugging Face's Trainer on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
 
 pip install -c constraints.txt '.[digits,transformers]'
 python examples/huggingface_digits.py
@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments, set_seed
 import forgetless
 from forgetless.integrations.huggingface import FPFCallback
 
-WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain training
+WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
     "FPF": {"capacity": 200},
     "k-FPF": {"capacity": 200, "every": 25},
@@ -28,7 +28,7 @@ WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain train
 
 
 class Images(Dataset[dict[str, Tensor]]):
-    """Images and labels under the names that the model takes."""
+    """Images and labels under the names of the model's arguments."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -41,7 +41,7 @@ class Images(Dataset[dict[str, Tensor]]):
 
 
 class Classifier(nn.Module):
-    """A model as a Trainer takes it: its arguments are the names in the data, it gives loss and logits."""
+    """A model as a Trainer expects it: its arguments are the columns of the data, and it returns loss and logits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Classifier(nn.Module):
 
 
 def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
-    """Test accuracy in percent, over all ten classes, after the last task."""
+    """Train on all tasks; return the test accuracy over all ten classes in percent, and the FPF."""
     set_seed(seed)
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
@@ -87,7 +87,7 @@ def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     transformers.logging.set_verbosity_error()
     for way in WAYS:
         accuracy, fpf = run(way)

@@ -1,4 +1,4 @@
-"""Lightning's Trainer on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
+"""Train with Lightning on scikit-learn's digits, five tasks of two classes: plain, with FPF, with k-FPF.
 
 pip install -c constraints.txt '.[digits,lightning]'
 python examples/lightning_digits.py
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import forgetless
 from forgetless.integrations.lightning import FPFCallback
 
-WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain training
+WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
     "FPF": {"capacity": 200},
     "k-FPF": {"capacity": 200, "every": 25},
@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain train
 
 
 class Classifier(LightningModule):
-    """A module as one has it already."""
+    """An ordinary Lightning module. Only the logits in its output are for FPF."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Classifier(LightningModule):
 
 
 def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
-    """Test accuracy in percent, over all ten classes, after the last task."""
+    """Train on all tasks; return the test accuracy over all ten classes in percent, and the FPF."""
     seed_everything(seed, verbose=False)
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
@@ -77,7 +77,7 @@ def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
 
 def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     for way in WAYS:
         accuracy, fpf = run(way)
         print(f"{way:6} {accuracy:5.1f} %")

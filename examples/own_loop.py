@@ -1,4 +1,4 @@
-"""A plain PyTorch loop on scikit-learn's digits, five tasks of two classes: without FPF, with FPF, with k-FPF.
+"""Train in a plain PyTorch loop on scikit-learn's digits, five tasks of two classes: without FPF, with FPF, with k-FPF.
 
 python examples/own_loop.py [--seeds 5]
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -16,9 +15,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import forgetless
+from forgetless.training.metrics import mean_std
 
 EPOCHS, BATCH, LR = 5, 10, 0.1
-WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain SGD
+WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain SGD
     "SGD alone": None,
     "FPF": {"capacity": 200},
     "k-FPF-CE": {"capacity": 200, "every": 50},
@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any] | None] = {  # settings of FPF; None: plain SGD
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """1,797 real 8×8 images; every fifth is a test image."""
+    """Return the training and the test images with their labels: 1,797 real 8×8 images, every fifth for the test."""
     data = load_digits()
     x = torch.tensor(data.data, dtype=torch.float32) / 16
     y = torch.tensor(data.target, dtype=torch.int64)
@@ -36,7 +36,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def stream(x: Tensor, y: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of digits 0 and 1, then of 2 and 3, … ; the loop is not told where a task ends."""
+    """Yield batches of the digits 0 and 1, then of 2 and 3, and so on. Nothing marks where a task ends."""
     generator = torch.Generator().manual_seed(seed)
     for task in range(5):
         rows = (y // 2 == task).nonzero().flatten()
@@ -46,7 +46,7 @@ def stream(x: Tensor, y: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], fpf: forgetless.FPF | None) -> None:
-    """A loop as one has it already, and two lines."""
+    """Train as usual, with two extra lines for FPF."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for x, y in batches:
         logits = model(x)
@@ -61,7 +61,7 @@ def train(model: nn.Module, batches: Iterator[tuple[Tensor, Tensor]], fpf: forge
 
 
 def run(seed: int, way: str) -> tuple[float, forgetless.FPF | None]:
-    """Test accuracy in percent, over all ten classes, after the last task."""
+    """Train on all tasks; return the test accuracy over all ten classes in percent, and the FPF."""
     x, y, test_x, test_y = digits()
     torch.manual_seed(seed)
     model = forgetless.networks.mlp(classes=10, inputs=64)
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="digits in five tasks: plain SGD, FPF, k-FPF")
     parser.add_argument("--seeds", type=int, default=5)
     seeds = range(parser.parse_args().seeds)
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     profile = None
     print("test accuracy in % after five tasks of two digits, buffer of 200 images")
     for way in WAYS:
@@ -85,8 +85,9 @@ def main() -> None:
             accuracy, fpf = run(seed, way)
             accuracies.append(accuracy)
         profile = fpf.profile() if fpf and way == "FPF" else profile
-        spread = f" ± {stdev(accuracies):.1f}" if len(accuracies) > 1 else ""
-        print(f"{way:<10} {mean(accuracies):5.1f}{spread}  ({len(accuracies)} seeds)")
+        mean, std = mean_std(accuracies)
+        spread = f" ± {std:.1f}" if len(accuracies) > 1 else ""
+        print(f"{way:<10} {mean:5.1f}{spread}  ({len(accuracies)} seeds)")
     print(f"\nforgetting profile of the last run with FPF\n{profile}")
 
 

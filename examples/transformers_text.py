@@ -1,11 +1,11 @@
-"""A small BERT, pretrained here, then finetuned to tell which module a piece of documentation is from, two at a time.
+"""Pretrain a small BERT, then finetune it to recognise which module a passage of documentation is from, two at a time.
 
 python examples/transformers_text.py [--seed 0] [--adapters] [--quick]
 
-The text is what every installation of Python carries: the docstrings of its standard library, in pieces of up to 120
-characters. Pretraining: a byte-level vocabulary, and the telling apart of 41 modules that are in no task. Then a stream
-of five tasks of two modules: plain finetuning, the same with FPF at its end, and with k-FPF. With --adapters the
-pretrained network stays as it is; LoRA adapters (peft) and the classifier are trained and repaired.
+The text comes with every installation of Python: the docstrings of its standard library, in passages of up to 120
+characters. Pretraining builds a byte-level vocabulary and classifies 41 modules that are in no task. Then comes a stream
+of five tasks of two modules: plain finetuning, the same with FPF at the end, and with k-FPF. With --adapters the
+pretrained weights stay fixed; LoRA adapters (peft) and the classifier are trained and repaired.
 """
 
 from __future__ import annotations
@@ -44,48 +44,48 @@ OTHERS = (
     "pickle", "pickletools", "pydoc", "random", "socketserver", "ssl", "tempfile", "textwrap", "traceback", "wsgiref",
     "xmlrpc", "zipfile",
 )  # fmt: skip
-SHORTEST, LONGEST, PIECES = 80, 120, 250  # characters of a piece, and pieces of a module
+SHORTEST, LONGEST, PASSAGES = 80, 120, 250  # characters per passage, and passages per module
 WORDS, TOKENS = 1000, 40
 EPOCHS, BATCH, CAPACITY = 5, 10, 500
-RATES = {"full": 0.02, "LoRA": 0.1}  # SGD's, in the stream
-WAYS: dict[str, dict[str, dict[str, Any] | None]] = {  # settings of FPF; None: plain finetuning
+RATES = {"full": 0.02, "LoRA": 0.1}  # SGD's learning rate in the stream
+WAYS: dict[str, dict[str, dict[str, Any] | None]] = {  # the settings of FPF, or None for plain finetuning
     "full": {"plain": None, "FPF": {"lr": 0.2}, "k-FPF": {"lr": 0.05, "every": 50}},
     "LoRA": {"plain": None, "FPF": {"lr": 0.2}, "k-FPF": {"lr": 0.1, "every": 50}},
 }
 
 
-def pieces(module: str) -> list[str]:
-    """A module's docstrings in pieces that are long enough, each once, in an order that is always the same."""
+def passages(module: str) -> list[str]:
+    """Return a module's docstrings in passages that are long enough, without duplicates, in a fixed random order."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, None] = {}
     for file in sorted((library / module).rglob("*.py")) or [library / f"{module}.py"]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 found |= dict.fromkeys(textwrap.wrap(ast.get_docstring(node) or "", LONGEST))
-    long = [piece for piece in found if len(piece) >= SHORTEST]
+    long = [passage for passage in found if len(passage) >= SHORTEST]
     random.Random(0).shuffle(long)
     return long
 
 
 @cache
 def corpus() -> dict[str, list[str]]:
-    """At most 250 pieces of each module; a piece that two modules have belongs to the first."""
+    """Return at most 250 passages per module. A passage that two modules share belongs to the first."""
     seen: set[str] = set()
     found = {}
     for module in [name for task in TASKS for name in task] + list(OTHERS):
-        found[module] = [piece for piece in pieces(module) if piece not in seen][:PIECES]
+        found[module] = [passage for passage in passages(module) if passage not in seen][:PASSAGES]
         seen |= set(found[module])
     return found
 
 
 @cache
 def tokenizer() -> ByteLevelBPETokenizer:
-    """Bytes, and the words and parts of words that are frequent in the text of pretraining."""
-    made = ByteLevelBPETokenizer(lowercase=True)
-    text = [piece for module in OTHERS for piece in corpus()[module]]
-    made.train_from_iterator(text, WORDS, special_tokens=["[PAD]", "[CLS]"], show_progress=False)
-    made.enable_truncation(TOKENS - 1)
-    return made
+    """Return a byte-level tokenizer, trained on the text of the pretraining."""
+    tokens = ByteLevelBPETokenizer(lowercase=True)
+    text = [passage for module in OTHERS for passage in corpus()[module]]
+    tokens.train_from_iterator(text, WORDS, special_tokens=["[PAD]", "[CLS]"], show_progress=False)
+    tokens.enable_truncation(TOKENS - 1)
+    return tokens
 
 
 def encode(text: list[str]) -> dict[str, Tensor]:
@@ -97,12 +97,12 @@ def encode(text: list[str]) -> dict[str, Tensor]:
 
 @cache
 def documents() -> dict[str, tuple[dict[str, Tensor], Tensor]]:
-    """Every fifth piece of each module of the stream is for the test.
+    """Return the stream's passages with their labels. Every fifth passage of a module is for the test.
 
-    An eighth of the others is held out to choose settings on, and is back in the stream afterwards.
+    An eighth of the others is the validation set on which the settings were chosen; final runs train on it too.
     """
     modules = [name for task in TASKS for name in task]
-    text = [piece for module in modules for piece in corpus()[module]]
+    text = [passage for module in modules for passage in corpus()[module]]
     y = torch.tensor([label for label, module in enumerate(modules) for _ in corpus()[module]])
     row = torch.cat([torch.arange(len(corpus()[module])) for module in modules])
     parts = {"test": row % 5 == 0, "validation": row % 10 == 1, "stream": row % 5 != 0}
@@ -128,10 +128,10 @@ def bert(labels: int) -> nn.Module:
 
 @cache
 def pretrained(seed: int, epochs: int) -> dict[str, Tensor]:
-    """Weights of a network that has learned to tell apart 41 other modules, less its classifier."""
+    """Return the weights of a network that has learned to classify 41 other modules, without its classifier."""
     torch.manual_seed(seed)
     model = bert(labels=len(OTHERS)).train()
-    x = encode([piece for module in OTHERS for piece in corpus()[module]])
+    x = encode([passage for module in OTHERS for passage in corpus()[module]])
     y = torch.tensor([label for label, module in enumerate(OTHERS) for _ in corpus()[module]])
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     for _ in range(epochs):
@@ -144,33 +144,34 @@ def pretrained(seed: int, epochs: int) -> dict[str, Tensor]:
 
 
 def stream(y: Tensor, seed: int, epochs: int) -> Iterator[Tensor]:
-    """Rows of batches of the first two modules, then of the next two, … ; the loop is not told where a task ends."""
+    """Yield the rows of batches from the first two modules, then from the next two. Nothing marks where a task ends."""
     generator = torch.Generator().manual_seed(seed)
     for task in range(len(TASKS)):
-        own = (y // 2 == task).nonzero().flatten()
+        examples = (y // 2 == task).nonzero().flatten()
         for _ in range(epochs):
-            yield from own[torch.randperm(len(own), generator=generator)].split(BATCH)
+            yield from examples[torch.randperm(len(examples), generator=generator)].split(BATCH)
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: dict[str, Tensor], y: Tensor) -> float:
     model.eval()
-    right = (model(**x).logits.argmax(1) == y).float().mean()
+    correct = (model(**x).logits.argmax(1) == y).float().mean()
     model.train()
-    return 100 * float(right)
+    return 100 * float(correct)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracies in percent over all classes, before the last repair and after it; what was trained, what repaired."""
+    """Accuracies over all classes in percent, before and after the last repair, and the share of trained parameters."""
 
     before: float
     after: float
-    trained: float  # share of the parameters
+    trained: float
     fpf: forgetless.FPF | None
 
     @property
     def repaired(self) -> float:
+        """Return the share of repaired parameters."""
         return 0.0 if self.fpf is None else self.fpf.profile().share
 
 
@@ -183,7 +184,7 @@ def run(
     rate: float | None = None,
     **settings: Any,
 ) -> Outcome:
-    """One way through the stream; ``validation``, ``rate`` and ``settings`` are for choosing settings."""
+    """Train on the stream. ``validation``, ``rate`` and ``settings`` are for choosing settings."""
     kind = "LoRA" if adapters else "full"
     weights = pretrained(seed, epochs=3 if quick else 8)
     torch.manual_seed(seed)
@@ -222,7 +223,7 @@ def main() -> None:
     parser.add_argument("--adapters", action="store_true", help="train LoRA adapters and the classifier only")
     parser.add_argument("--quick", action="store_true", help="less pretraining, fewer epochs")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     outcomes = {way: run(way, arguments.seed, arguments.adapters, arguments.quick) for way in WAYS["full"]}
     plain = outcomes["plain"]
     print(f"accuracy in % over all ten classes after five tasks of two; trained: {plain.trained:.1%} of the parameters")

@@ -1,11 +1,11 @@
-"""A small vision transformer of Hugging Face's, pretrained here, then finetuned on one pair of digits after another.
+"""Pretrain a small vision transformer of Hugging Face, then finetune it on one pair of digits after another.
 
 python examples/transformers_vit.py [--seed 0] [--adapters] [--quick]
 
-Pretraining: which digit it is and how far it is turned, on a fifth of scikit-learn's digits, never upright; they are in
-no task. Then a stream of five tasks of two upright digits: plain finetuning, the same with FPF at its end, and with
-k-FPF. With --adapters the pretrained network stays as it is; LoRA adapters (peft) and the classifier are trained and
-repaired.
+Pretraining uses a fifth of scikit-learn's digits, rotated and never upright: the network predicts the digit and its
+rotation. These images are in no task. Then comes a stream of five tasks of two upright digits: plain finetuning, the
+same with FPF at the end, and with k-FPF. With --adapters the pretrained weights stay fixed; LoRA adapters (peft) and the
+classifier are trained and repaired.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from transformers import ViTConfig, ViTForImageClassification
 import forgetless
 
 EPOCHS, BATCH, CAPACITY = 5, 10, 200
-RATES = {"full": 0.02, "LoRA": 0.05}  # SGD's, in the stream
-WAYS: dict[str, dict[str, dict[str, Any] | None]] = {  # settings of FPF; None: plain finetuning
+RATES = {"full": 0.02, "LoRA": 0.05}  # SGD's learning rate in the stream
+WAYS: dict[str, dict[str, dict[str, Any] | None]] = {  # the settings of FPF, or None for plain finetuning
     "full": {"plain": None, "FPF": {"lr": 0.05}, "k-FPF": {"lr": 0.05, "every": 50, "threshold": 0.15}},
     "LoRA": {"plain": None, "FPF": {"lr": 0.1}, "k-FPF": {"lr": 0.1, "every": 50}},
 }
@@ -35,23 +35,24 @@ WAYS: dict[str, dict[str, dict[str, Any] | None]] = {  # settings of FPF; None: 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accuracies in percent over all classes, before the last repair and after it; what was trained, what repaired."""
+    """Accuracies over all classes in percent, before and after the last repair, and the share of trained parameters."""
 
     before: float
     after: float
-    trained: float  # share of the parameters
+    trained: float
     fpf: forgetless.FPF | None
 
     @property
     def repaired(self) -> float:
+        """Return the share of repaired parameters."""
         return 0.0 if self.fpf is None else self.fpf.profile().share
 
 
 @cache
 def digits() -> dict[str, tuple[Tensor, Tensor]]:
-    """1,797 real 8×8 images: a fifth for the test, a fifth for pretraining, the rest for the stream.
+    """Return 1,797 real 8×8 images: a fifth for the test, a fifth for pretraining, the rest for the stream.
 
-    A sixth of the stream's is held out to choose settings on, and is back in it afterwards.
+    A sixth of the stream is the validation set on which the settings were chosen; final runs train on it too.
     """
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 8 - 1
@@ -64,7 +65,7 @@ def digits() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def vit(labels: int) -> nn.Module:
-    """Sixteen patches of 2×2, four layers, 136,000 parameters."""
+    """Return a network of 136,000 parameters: four layers, sixteen patches of 2×2 pixels."""
     model: nn.Module = ViTForImageClassification(
         ViTConfig(
             image_size=8, patch_size=2, num_channels=1, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
@@ -76,7 +77,7 @@ def vit(labels: int) -> nn.Module:
 
 @cache
 def pretrained(seed: int, epochs: int) -> dict[str, Tensor]:
-    """Weights of a network that has learned turned digits, less its classifier."""
+    """Return the weights of a network that has learned rotated digits, without its classifier."""
     torch.manual_seed(seed)
     model = vit(labels=30).train()
     images, labels = digits()["pretraining"]
@@ -93,21 +94,21 @@ def pretrained(seed: int, epochs: int) -> dict[str, Tensor]:
 
 
 def stream(x: Tensor, y: Tensor, seed: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of digits 0 and 1, then of 2 and 3, … ; the loop is not told where a task ends."""
+    """Yield batches of the digits 0 and 1, then of 2 and 3, and so on. Nothing marks where a task ends."""
     generator = torch.Generator().manual_seed(seed)
     for task in range(5):
-        own = (y // 2 == task).nonzero().flatten()
+        examples = (y // 2 == task).nonzero().flatten()
         for _ in range(epochs):
-            for rows in own[torch.randperm(len(own), generator=generator)].split(BATCH):
+            for rows in examples[torch.randperm(len(examples), generator=generator)].split(BATCH):
                 yield x[rows], y[rows]
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
     model.eval()
-    right = (model(pixel_values=x).logits.argmax(1) == y).float().mean()
+    correct = (model(pixel_values=x).logits.argmax(1) == y).float().mean()
     model.train()
-    return 100 * float(right)
+    return 100 * float(correct)
 
 
 def run(
@@ -119,7 +120,7 @@ def run(
     rate: float | None = None,
     **settings: Any,
 ) -> Outcome:
-    """One way through the stream; ``validation``, ``rate`` and ``settings`` are for choosing settings."""
+    """Train on the stream. ``validation``, ``rate`` and ``settings`` are for choosing settings."""
     kind = "LoRA" if adapters else "full"
     weights = pretrained(seed, epochs=4 if quick else 30)
     torch.manual_seed(seed)
@@ -158,7 +159,7 @@ def main() -> None:
     parser.add_argument("--adapters", action="store_true", help="train LoRA adapters and the classifier only")
     parser.add_argument("--quick", action="store_true", help="less pretraining, fewer epochs")
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # the batches are too small to share
+    torch.set_num_threads(1)  # more threads do not pay off for such small batches
     outcomes = {way: run(way, arguments.seed, arguments.adapters, arguments.quick) for way in WAYS["full"]}
     plain = outcomes["plain"]
     print(f"accuracy in % over all ten classes after five tasks of two; trained: {plain.trained:.1%} of the parameters")

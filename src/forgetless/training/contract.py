@@ -2,7 +2,7 @@
 
 1. The loss of every step is finite, and a run moves the weights.
 2. A step returns the columns that the method declares, and no others except ``logits``; one row per example.
-3. The same seed gives the same weights, bit for bit.
+3. Runs with the same seed end with the same weights, bit for bit.
 4. A step makes no GPU-to-CPU sync.
 5. Evaluation changes nothing.
 6. Two instances share nothing.

@@ -15,7 +15,7 @@ from forgetless.repair.profile import Profile
 
 @dataclass(frozen=True)
 class Began:
-    """The run is about to train: on so many tasks, in so many steps."""
+    """The run is about to train, on this number of tasks and in this number of steps."""
 
     tasks: int
     steps: int
