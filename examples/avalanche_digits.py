@@ -22,7 +22,7 @@ from forgetless.integrations.avalanche import FPFPlugin
 WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
     "FPF": {"capacity": 200},
-    "k-FPF": {"capacity": 200, "every": 25},
+    "k-FPF": {"capacity": 200, "every": 50},
 }
 
 

@@ -3,8 +3,8 @@
 python examples/transformers_text.py [--seed 0] [--adapters] [--quick]
 
 The text comes with every installation of Python: the docstrings of its standard library, in passages of up to 120
-characters. Pretraining builds a byte-level vocabulary and classifies 41 modules that are in no task. Then comes a stream
-of five tasks of two modules: plain finetuning, the same with FPF at the end, and with k-FPF. With --adapters the
+characters. Pretraining builds a byte-level vocabulary and classifies 41 modules that are in no task. Then comes a
+stream of five tasks of two modules: plain finetuning, the same with FPF at the end, and with k-FPF. With --adapters the
 pretrained weights stay fixed; LoRA adapters (peft) and the classifier are trained and repaired.
 """
 

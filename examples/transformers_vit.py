@@ -4,8 +4,8 @@ python examples/transformers_vit.py [--seed 0] [--adapters] [--quick]
 
 Pretraining uses a fifth of scikit-learn's digits, rotated and never upright: the network predicts the digit and its
 rotation. These images are in no task. Then comes a stream of five tasks of two upright digits: plain finetuning, the
-same with FPF at the end, and with k-FPF. With --adapters the pretrained weights stay fixed; LoRA adapters (peft) and the
-classifier are trained and repaired.
+same with FPF at the end, and with k-FPF. With --adapters the pretrained weights stay fixed; LoRA adapters (peft) and
+the classifier are trained and repaired.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_the_pad_of_a_finetuning_is_checked():
             train(image_stream(), SGD(), network, buffer=40, finetune=Finetune(pad=pad))
     x, y = torch.rand(40, 6), torch.arange(2).repeat(20)
     plain = from_tensors(x, y, [2])
-    with pytest.raises(ValueError, match=r"it must be 0: examples of shape \(6,\) are not images"):
+    with pytest.raises(ValueError, match=r"it must be 0, as shape \(6,\) is not an image"):
         train(plain, SGD(), networks.mlp(2, inputs=6), buffer=40, finetune=Finetune(pad=1))
 
 
