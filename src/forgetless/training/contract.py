@@ -60,7 +60,8 @@ def check(make: Callable[[], Method] | Method | str) -> None:
         make: The method's class, a function that returns a new method, or its name on the command line.
     """
     if isinstance(make, str):
-        return check(catalogue.load("method", make))
+        check(catalogue.load("method", make))
+        return
     if isinstance(make, Method):
         name = type(make).__name__
         raise ContractError(f"{name}(…) is one method; pass its class or a function that makes methods: check({name})")

@@ -86,12 +86,9 @@ def train(
         check_state(state, stream, method, settings)
     capture = is_built_in(method) and is_built_in(unwrap(network)) if settings.capture is None else settings.capture
     engine = Engine(
-        settings.device,
-        precision=settings.precision,
-        capture=capture,
-        deterministic=settings.deterministic,
+        settings.device, precision=settings.precision, capture=capture, deterministic=settings.deterministic,
         seed=settings.seed,
-    )
+    )  # fmt: skip
     return Run(partial(RunState, stream, method, network, settings, engine), network, engine, state)
 
 
@@ -103,11 +100,7 @@ class Run(Iterator[Event]):
     """
 
     def __init__(
-        self,
-        set_up: Callable[[], RunState],
-        network: nn.Module,
-        engine: Engine,
-        state: Mapping[str, Any] | None,
+        self, set_up: Callable[[], RunState], network: nn.Module, engine: Engine, state: Mapping[str, Any] | None
     ) -> None:
         self.network, self.engine = network, engine
         self._run: RunState | None = None  # until the first event is asked for
