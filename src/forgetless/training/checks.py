@@ -50,9 +50,7 @@ def _check_finetune(finetune: Finetune, buffer: int, stream: Stream, method: Met
         )
     pixels = min(stream.shape[-2:]) if len(stream.shape) == 3 else 0
     if finetune.pad and finetune.pad >= pixels:
-        valid = (
-            f"below the images' {pixels} pixels" if pixels else f"0, as shape {stream.shape} is not an image"
-        )
+        valid = f"below the images' {pixels} pixels" if pixels else f"0, as shape {stream.shape} is not an image"
         raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {valid}")
     if finetune.groups == "auto" and not method.sequential:
         raise ValueError(f"groups is 'auto', but {name} never trains on one task after another: name the groups")
