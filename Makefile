@@ -11,7 +11,7 @@ test: $(VENV)/installed          ## set up, then run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
 
 test-avalanche: $(VENV)-avalanche/installed  ## the tests that need Avalanche, in an environment of its own
-	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/integrations/test_integrations.py tests/test_pages.py -k 'avalanche or replay or online'
+	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/integrations/test_avalanche.py tests/test_pages.py -k 'avalanche or replay or online'
 
 docs: $(VENV)/installed          ## the documentation as a site, in site/; a warning, a dead link too, is an error
 	$(BIN)/zensical build --clean --strict
