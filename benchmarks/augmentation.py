@@ -1,8 +1,8 @@
-"""Must images be cropped and flipped? The same runs on the validation split, with and without.
+"""Measure whether images must be cropped and flipped: the same runs on the validation split, with and without.
 
     python benchmarks/augmentation.py --stream seq-pathmnist --work FOLDER [--buffer 200] [--device cuda] [--out FILE]
 
-k-FPF-CE and FPF after ER, one seed; runs that have a record in FOLDER are not done again.
+The runs are k-FPF-CE and FPF after ER with one seed. Finished runs in FOLDER are skipped.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from forgetless.experiments import run as build
 from forgetless.experiments.record import Record
+from forgetless.experiments.run import build_stream, run_lanes, stream_key
 from forgetless.experiments.settings import Settings, resolve
 from provenance import provenance, publish
 
-WAYS: dict[str, dict[str, Any]] = {
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "as they are": {"pad": 0, "flip": False, "mirror": False},
     "cropped": {"pad": 4, "flip": False, "mirror": False},
     "cropped and flipped": {"pad": 4, "flip": True, "mirror": False},
@@ -30,16 +30,17 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def measure(runs: list[Settings], way: str, work: Path) -> list[Record]:
+def measure(runs: list[Settings], augmentation: str, work: Path) -> list[Record]:
+    """Return the records of the runs with one kind of augmentation."""
     first = runs[0]
-    stream = replace(build.build_stream(first), **WAYS[way])
-    streams = {build.stream_key(first): (stream, stream.checksum)}
-    found = []
-    for _, made in build.run_lanes(runs, out=work / way.replace(" ", "-"), streams=streams):
-        if not isinstance(made, Record):
-            raise made.error
-        found.append(made)
-    return found
+    stream = replace(build_stream(first), **AUGMENTATIONS[augmentation])
+    streams = {stream_key(first): (stream, stream.checksum)}
+    records = []
+    for _, outcome in run_lanes(runs, out=work / augmentation.replace(" ", "-"), streams=streams):
+        if not isinstance(outcome, Record):
+            raise outcome.error
+        records.append(outcome)
+    return records
 
 
 def main() -> None:
@@ -52,15 +53,15 @@ def main() -> None:
     arguments = parser.parse_args()
     common = {"buffer": arguments.buffer, "device": arguments.device, "validation": True}
     runs = [resolve(arguments.stream, method, {**given, **common})[0] for method, given in RUNS]
-    found = {way: measure(runs, way, arguments.work) for way in WAYS}
+    measured = {augmentation: measure(runs, augmentation, arguments.work) for augmentation in AUGMENTATIONS}
     rows = [
-        {"images": way, "label": made.label, "accuracy": made.accuracy, "settings": made.settings}
-        for way, records in found.items()
-        for made in records
+        {"images": augmentation, "label": run.label, "accuracy": run.accuracy, "settings": run.settings}
+        for augmentation, records in measured.items()
+        for run in records
     ]
-    first = found["as they are"][0]
-    where = {"device": first.device, "torch": first.versions["torch"], "python": first.versions["python"]}
-    publish({**provenance(), **where, "rows": rows}, arguments.out)
+    first = measured["as they are"][0]
+    origin = {"device": first.device, "torch": first.versions["torch"], "python": first.versions["python"]}
+    publish({**provenance(), **origin, "rows": rows}, arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How the boundary detector does on the digits stream, by its settings: shifts missed, and false ones.
+"""Measure the missed and the false shifts of the boundary detector on the digits stream, by its settings.
 
     python benchmarks/boundaries.py [--seeds 5] [--out FILE]
 
-Ways of training that differ in optimiser, batch, epochs and window, so that tasks have from 5 to 58 windows.
+The runs differ in optimizer, batch size, epochs and window, so that a task has between 5 and 58 windows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import forgetless
-from forgetless.repair import sensitivity as dynamics
+from forgetless.repair.sensitivity import boundaries
 from forgetless.repair.tracker import Tracker
 from provenance import provenance, publish
 
@@ -46,7 +46,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def window_changes(way: dict[str, Any], seed: int) -> tuple[list[list[float]], list[int]]:
-    """The changes of every tensor in every window, and the windows in which the data really shifted."""
+    """Return the changes of every tensor in every window, and the windows in which the data shifted."""
     own_loop.BATCH, own_loop.EPOCHS = way["batch"], way["epochs"]
     x, y, *_ = own_loop.digits()
     torch.manual_seed(seed)
@@ -87,9 +87,9 @@ def main() -> None:
             for floor in (0.0, 0.1, 0.2, 0.3, 0.5):
                 missed = false = 0
                 for rows, shifts in runs:
-                    found = dynamics.boundaries(rows, settle, jump, floor)
-                    missed += sum(not {shift, shift + 1} & set(found) for shift in shifts)
-                    false += sum(not {window, window - 1} & set(shifts) for window in found)
+                    detected = boundaries(rows, settle, jump, floor)
+                    missed += sum(not {shift, shift + 1} & set(detected) for shift in shifts)
+                    false += sum(not {window, window - 1} & set(shifts) for window in detected)
                 table.append({"settle": settle, "jump": jump, "floor": floor, "missed": missed, "false": false})
     total = sum(len(shifts) for _, shifts in runs)
     publish({"shifts": total, "ways": WAYS, "settings": table} | provenance(), arguments.out)

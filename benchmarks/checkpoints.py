@@ -1,8 +1,9 @@
-"""What checkpoints cost: ER on Seq-MNIST with one every 500 steps, and without, in turns.
+"""Measure the time that checkpoints cost: ER on Seq-MNIST with one every 500 steps, and without.
 
     python benchmarks/checkpoints.py [--repeat 5] [--stream seq-mnist] [--out FILE]
 
-The time of the whole run, everything included but reading the data; the best of each. One thread.
+The time is that of the whole run on one thread, without reading the data. The runs alternate, and
+the best of each counts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from forgetless.experiments import run as build
 from forgetless.experiments.checkpoint import NAME
+from forgetless.experiments.run import build_stream, run
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import Schedule
 from forgetless.training.events import Event, TaskEnded
@@ -32,7 +33,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     settings, _ = resolve(arguments.stream, "er", {"buffer": 500, "replay": 10})
-    stream = build.build_stream(settings)
+    stream = build_stream(settings)
     seconds: dict[str, list[float]] = {"without": [], "with": []}
     sizes: list[int] = []
     for _ in range(arguments.repeat):
@@ -45,18 +46,18 @@ def main() -> None:
                         sizes.extend(file.stat().st_size for file in out.glob(f"*/{NAME}"))
 
                 began = time.perf_counter()
-                made = build.run(settings, {}, out, note, stream=stream, schedule=schedule)
+                outcome = run(settings, {}, out, note, stream=stream, schedule=schedule)
                 seconds[kind].append(round(time.perf_counter() - began, 3))
                 print(kind, seconds[kind][-1], flush=True)
     best = {kind: min(values) for kind, values in seconds.items()}
-    found = {
-        "stream": arguments.stream, "steps": made.steps, "every": arguments.steps, "seconds": seconds, "best": best,
+    result = {
+        "stream": arguments.stream, "steps": outcome.steps, "every": arguments.steps, "seconds": seconds, "best": best,
         "overhead_percent": round(100 * (best["with"] / best["without"] - 1), 2), "kilobytes": max(sizes) // 1000,
         **provenance("cpu"),
     }  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(result))
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The accuracies of ``examples/own_loop.py`` as a record.
+"""Measure the accuracies of ``examples/own_loop.py`` on the digits.
 
 python benchmarks/digits.py [--seeds 5] [--out FILE]
 """

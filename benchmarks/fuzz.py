@@ -1,10 +1,10 @@
-"""Damaged and hostile files, thousands of them, given to everything that reads files.
+"""Measure how everything that reads files handles thousands of damaged and hostile files.
 
     python benchmarks/fuzz.py [--count 10000] [--seed 0] [--out FILE]
 
-Checkpoints, records, plans, data sets in their own formats, and archives: bytes changed, cut off or put in, and some
-made to reach outside or to run code. Each must be read as what it was, or refused with an error of forgetless that
-names the file; nothing may be written outside the folder it is unpacked into, and no code in it may run.
+The files are checkpoints, records, plans, data sets in their own formats, and archives. Bytes are changed, removed or
+inserted, and some files try to write outside their folder or to execute code. Each file must be read correctly, or
+rejected with an error that names it. Nothing may be written outside the target folder, and no code in a file may run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ALLOWED = (checkpoint.CheckpointError, DataError, ValueError)
 
 
 class Bomb:
-    """Unpickled, it would leave a file behind."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -51,28 +51,28 @@ class Bomb:
 
 
 def damage(data: bytes, chance: random.Random) -> bytes:
-    """Some of its bytes changed, lost, doubled, or others put in."""
-    made = bytearray(data)
+    """Return the data with some bytes changed, removed or inserted."""
+    damaged = bytearray(data)
     for _ in range(chance.choice((1, 1, 1, 2, 5, 50))):
-        if not made:
+        if not damaged:
             break
-        place = chance.randrange(min(len(made), chance.choice((64, 1024, len(made)))))
+        place = chance.randrange(min(len(damaged), chance.choice((64, 1024, len(damaged)))))
         kind = chance.randrange(5)
         if kind == 0:
-            made[place] ^= 1 << chance.randrange(8)
+            damaged[place] ^= 1 << chance.randrange(8)
         elif kind == 1:
-            made[place] = chance.choice((0, 255, 127, 128, chance.randrange(256)))
+            damaged[place] = chance.choice((0, 255, 127, 128, chance.randrange(256)))
         elif kind == 2:
-            del made[place:]
+            del damaged[place:]
         elif kind == 3:
-            del made[place : place + chance.randrange(1, 64)]
+            del damaged[place : place + chance.randrange(1, 64)]
         else:
-            made[place:place] = chance.randbytes(chance.randrange(1, 64))
-    return bytes(made)
+            damaged[place:place] = chance.randbytes(chance.randrange(1, 64))
+    return bytes(damaged)
 
 
 def seeds(folder: Path, mark: Path) -> dict[str, tuple[list[bytes], str, Callable[[Path], object]]]:
-    """By kind: files to start from, where the damaged one is put, and what reads it."""
+    """Return, by kind, intact files, the place of the damaged file, and the function that reads it."""
     settings, sources = resolve("seq-digits", "derpp", {"epochs": 1, "repair": "k-fpf"})
     run = build.start(settings)
     state = next(
@@ -124,8 +124,8 @@ def seeds(folder: Path, mark: Path) -> dict[str, tuple[list[bytes], str, Callabl
 
 
 def archives() -> list[bytes]:
-    """Good ones, and ones that reach outside, link, or claim to be huge."""
-    made = []
+    """Return intact archives, and archives that write outside their folder or contain links and devices."""
+    packed_archives = []
     for name in (
         "data/a.txt",
         "../../escaped.txt",
@@ -136,24 +136,25 @@ def archives() -> list[bytes]:
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as bundle:
             bundle.writestr(name, b"x" * 500)
-        made.append(packed.getvalue())
+        packed_archives.append(packed.getvalue())
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
             info = tarfile.TarInfo(name)
             info.size = 500
             tar.addfile(info, io.BytesIO(b"x" * 500))
-        made.append(packed.getvalue())
+        packed_archives.append(packed.getvalue())
     for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             info = tarfile.TarInfo("data/link")
             info.type, info.linkname = kind, "../../../escaped.txt"
             tar.addfile(info)
-        made.append(packed.getvalue())
-    return made
+        packed_archives.append(packed.getvalue())
+    return packed_archives
 
 
 def _torch_file(value: object) -> bytes:
+    """Return a value as torch saves it."""
     stored = io.BytesIO()
     torch.save(value, stored)
     return stored.getvalue()
@@ -182,10 +183,10 @@ def main() -> None:
             kind = list(kinds)[number % len(kinds)]
             starts, place, read = kinds[kind]
             start = chance.choice(starts)
-            whole = chance.random() < 0.05
+            intact = chance.random() < 0.05
             file = shelter / place
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(start if whole else damage(start, chance))
+            file.write_bytes(start if intact else damage(start, chance))
             count = counts.setdefault(kind, {"read": 0, "refused": 0, "crashed": 0})
             before = {path for path in base.rglob("*") if file.parent not in path.parents}
             try:
@@ -194,7 +195,7 @@ def main() -> None:
             except ALLOWED as error:
                 count["refused"] += 1
                 if not str(error):
-                    crashes.append(f"{kind}: an error that says nothing, {type(error).__name__}")
+                    crashes.append(f"{kind}: an error without a message, {type(error).__name__}")
             except Exception:
                 count["crashed"] += 1
                 crashes.append(f"{kind}: {traceback.format_exc()[-1500:]}")
@@ -207,16 +208,16 @@ def main() -> None:
                     if path.is_file():
                         path.unlink()
         executed = mark.exists()
-    found = {
+    outcome = {
         "files": arguments.count, "by_kind": counts, "crashes": len(crashes), "written_outside": len(outside),
         "code_executed": executed, "seconds": round(time.perf_counter() - began, 1), **provenance("cpu"),
     }  # fmt: skip
-    print(json.dumps(found, indent=1))
+    print(json.dumps(outcome, indent=1))
     for crash in crashes[:5]:
         print(crash)
     print(outside[:5])
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
 
 
 if __name__ == "__main__":

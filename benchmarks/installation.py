@@ -1,4 +1,4 @@
-"""The wheel alone in a new environment: its size, what it pulls, how long the import takes, the demo.
+"""Measure the wheel in a new environment: its size, its dependencies, the time of the import, and the demo.
 
 python benchmarks/installation.py [--out FILE]
 """
@@ -28,24 +28,26 @@ print(time.perf_counter() - began)
 
 
 def run(*command: str | Path) -> str:
+    """Run a command in the root folder and return its output."""
     return subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True, cwd="/").stdout
 
 
 def measure(folder: Path, repeats: int) -> dict[str, Any]:
+    """Build the wheel, install it in a new environment and measure both."""
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     run(sys.executable, "-m", "venv", folder / "venv")
     python = folder / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", *QUIET, "-c", ROOT / "constraints.txt", wheel)
-    pulled = sorted(row["name"] for row in json.loads(run(python, "-m", "pip", "list", "--format", "json")))
-    run(python, "-c", IMPORT)  # compiles the files
+    installed = sorted(row["name"] for row in json.loads(run(python, "-m", "pip", "list", "--format", "json")))
+    run(python, "-c", IMPORT)  # compiles the files to bytecode
     demo = subprocess.run([folder / "venv" / "bin" / "forgetless", "demo"], capture_output=True, text=True, cwd=folder)
     run(python, "-m", "pip", "install", *QUIET, "-c", ROOT / "constraints.txt", f"{wheel}[digits]")
     with_extra = subprocess.run([folder / "venv" / "bin" / "forgetless", "demo"], capture_output=True, cwd=folder)
     return {
         "wheel_kilobytes": round(wheel.stat().st_size / 1000),
         "sdist_kilobytes": round(sdist.stat().st_size / 1000),
-        "installed": pulled,
+        "installed": installed,
         "import_seconds_beyond_torch": round(median(float(run(python, "-c", IMPORT)) for _ in range(repeats)), 3),
         "demo_without_its_extra": (demo.stdout + demo.stderr).strip().splitlines()[-1:],
         "demo_with_its_extra": with_extra.returncode,

@@ -1,10 +1,10 @@
-"""Of when should the logits be that k-FPF-KD distils from? The same runs with logits of three times.
+"""Measure k-FPF-KD by the time at which the distilled logits are stored.
 
     python benchmarks/logits.py [--seeds 5] [--epochs 1] [--out FILE]
 
-Those of the step at which an image entered the buffer, as in the paper; of the end of the image's task; of the end of
-the last finetuning. Around plain SGD and ``masked``, beside k-FPF-CE. Seq-MNIST, its validation split, the MLP, and the
-settings that were searched for (forgetless/presets.py); a process for each core.
+The logits are those of the step at which an image entered the buffer, as in the paper; of the end of the image's task;
+or of the end of the last finetuning. The runs are around plain SGD and ``masked``, compared with k-FPF-CE, on the
+validation split of Seq-MNIST with the MLP and the searched settings (experiments/presets.py). One process per core.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from forgetless.training.events import Ended, Repaired, TaskEnded
 from provenance import provenance, publish
 
 ENTERED, TASK, FINETUNED = "when it entered", "at the end of its task", "after the last finetuning"
-# Method, λ, of when the logits are.
 RUNS = [
     (method, kd, when)
     for method in ("sgd", "masked")
@@ -41,7 +40,7 @@ RUNS = [
 
 @dataclass
 class Watched(Method):
-    """A method whose learner, and so its buffer, can be looked into."""
+    """A method that gives access to its learner, and thereby to the buffer."""
 
     inner: Method
     learner: Learner | None = field(default=None, init=False)
@@ -54,27 +53,28 @@ class Watched(Method):
 
     @torch.no_grad()
     def renew(self, classes: tuple[int, ...]) -> None:
-        """Store what the network gives now, in evaluation mode, with the buffer's images of these classes."""
+        """Replace the stored logits of these classes by the network's present ones, in evaluation mode."""
         assert self.learner is not None
         learner, buffer = self.learner, self.learner.buffer
         rows = torch.isin(buffer["y"], torch.tensor(classes)).nonzero()[:, 0]
-        was, found = learner.network.training, []
+        was_training, parts = learner.network.training, []
         learner.network.eval()
         for part in rows.split(100):
-            found.append(learner.forward(learner.plain(buffer["x"][part])))
-        learner.network.train(was)
-        buffer["logits"][rows] = torch.cat(found)
+            parts.append(learner.forward(learner.plain(buffer["x"][part])))
+        learner.network.train(was_training)
+        buffer["logits"][rows] = torch.cat(parts)
 
 
 def measure(run: tuple[str, float, str], seed: int, epochs: int) -> float:
+    """Return the accuracy of a run: its method, λ, and the time of its logits."""
     torch.set_num_threads(1)
     method, kd, when = run
     stream = streams.seq_mnist().validation()
     watched = Watched(catalogue.load("method", method)())
     network = with_seed(lambda: networks.mlp(stream.classes), seed)
-    own = SEARCHED["seq-mnist"]["k-fpf+sgd"]
-    finetune = Finetune.k_fpf(own["every"], lr=own["ft_lr"], distill=kd)
-    settings = {"batch": own["batch"], "lr": own["lr"], "epochs": epochs, "seed": seed}
+    searched = SEARCHED["seq-mnist"]["k-fpf+sgd"]
+    finetune = Finetune.k_fpf(searched["every"], lr=searched["ft_lr"], distill=kd)
+    settings = {"batch": searched["batch"], "lr": searched["lr"], "epochs": epochs, "seed": seed}
     for event in train(stream, watched, network, buffer=500, finetune=finetune, **settings):
         if isinstance(event, Repaired) and kd and when == FINETUNED:
             watched.renew(tuple(range(stream.classes)))
@@ -96,8 +96,8 @@ def main() -> None:
         waiting = [
             [pool.submit(measure, run, seed, arguments.epochs) for seed in range(arguments.seeds)] for run in RUNS
         ]
-        for (method, kd, when), own in zip(RUNS, waiting, strict=True):
-            accuracies = [round(one.result(), 2) for one in own]
+        for (method, kd, when), futures in zip(RUNS, waiting, strict=True):
+            accuracies = [round(future.result(), 2) for future in futures]
             rows.append({"method": method, "kd": kd, "logits": when if kd else None, "accuracies": accuracies})
             print(rows[-1], flush=True)
     publish({**provenance(), "rows": rows}, arguments.out)

@@ -1,9 +1,9 @@
-"""Memory of FPF in a loop that never ends: 2,000 tasks of 1,000 steps, two million calls of ``observe``.
+"""Measure the memory of FPF in an endless loop: 2,000 tasks of 1,000 steps, two million calls of ``observe``.
 
     python benchmarks/long_stream.py [--tasks 2000] [--steps 1000] [--out FILE]
 
-A small network, so that what is measured is bookkeeping. Tasks begin where ``boundary`` says; k-FPF finetunes once in a
-task. Written down: the largest resident memory after task 20 and after the last.
+The network is small, so that the bookkeeping dominates. ``boundary`` marks the tasks, and k-FPF finetunes once per
+task. The record holds the peak resident memory after task 20 and after the last task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import forgetless
 from provenance import provenance
 
 
-def kilobytes() -> int:
+def peak_kilobytes() -> int:
+    """Return the peak resident memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -44,7 +45,7 @@ def main() -> None:
     for task in range(1, arguments.tasks + 1):
         for step in range(arguments.steps):
             inputs, labels = x[step % 64], y[step % 64]
-            if step % 50 == 0:  # enough training that weights move; the rest is bookkeeping
+            if step % 50 == 0:  # enough training for the weights to move
                 loss = F.cross_entropy(model(inputs), labels)
                 optimizer.zero_grad()
                 loss.backward()
@@ -52,17 +53,17 @@ def main() -> None:
             fpf.observe(inputs, labels)
         fpf.boundary()
         if task in (20, arguments.tasks // 2, arguments.tasks):
-            peaks[task] = kilobytes()
+            peaks[task] = peak_kilobytes()
             print(task, peaks[task], "kB", round(time.perf_counter() - began, 1), "s", flush=True)
     first, last = peaks[20], peaks[arguments.tasks]
-    found = {
+    result = {
         "tasks": arguments.tasks, "observed": arguments.tasks * arguments.steps, "peak_kilobytes": peaks,
         "growth_percent": round(100 * (last / first - 1), 2), "seconds": round(time.perf_counter() - began, 1),
         **provenance("cpu"),
     }  # fmt: skip
-    print(json.dumps(found))
+    print(json.dumps(result))
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Overhead of ``FPF.observe`` between finetunings, as a share of the training step, measured in one run.
+"""Measure the overhead of ``FPF.observe`` between finetunings, relative to the training step.
 
     python benchmarks/observe.py [--network resnet18|mlp] [--batch 32] [--steps 40] [--device cpu] [--out FILE]
 
-Every step is timed in two parts: the user's training step, and ``observe``. All observes count, those that end a window
-(which copy the parameters) too.
+Every step is timed in two parts: the training step of the user, and ``observe``. All calls of ``observe`` count,
+including those at the end of a window, which copy the parameters.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from provenance import provenance, publish
 
 
 def measure(network: str, batch: int, steps: int, device: str) -> dict[str, object]:
+    """Return the milliseconds of training and of ``observe`` per step."""
     torch.manual_seed(0)
     if network == "resnet18":
         model: torch.nn.Module = forgetless.networks.resnet18(10).to(device)
@@ -31,21 +32,21 @@ def measure(network: str, batch: int, steps: int, device: str) -> dict[str, obje
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     fpf = forgetless.FPF(model, capacity=500, window=20, distill=0.5)
 
-    def wait() -> float:
+    def synchronised_time() -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 
     training = observing = 0.0
     for step in range(-3, steps):  # three steps to warm up
-        start = wait()
+        start = synchronised_time()
         logits = model(x)
         optimizer.zero_grad()
         F.cross_entropy(logits, y).backward()
         optimizer.step()
-        between = wait()
+        between = synchronised_time()
         fpf.observe(x, y, logits)
-        end = wait()
+        end = synchronised_time()
         if step >= 0:
             training += between - start
             observing += end - between
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="also write the result here, as JSON")
+    parser.add_argument("--out", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     result = measure(arguments.network, arguments.batch, arguments.steps, arguments.device)
     publish(result | provenance(arguments.device), arguments.out)

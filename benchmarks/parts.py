@@ -1,10 +1,10 @@
-"""What the parts of a training step take: milliseconds with them, and with each of them left out.
+"""Measure the time that batch norm and the update take of a training step, by leaving them out.
 
     python benchmarks/parts.py [--ways sgd,er] [--lanes 8] [--out FILE]
 
-ResNet-18, 32×32 images, batch 32 (and 32 replayed), bf16, on a GPU; measured as by ``speed.py``, all in one process.
-A step without its batch norm or its update computes nothing of use; what is left is what it would take if they were
-for nothing. With batch norm goes what its kernels do besides: ReLU, and the sum with the shortcut, whose convolutions
+ResNet-18, 32×32 images, batch 32 (and 32 replayed), bf16, on a GPU, measured as in ``speed.py``, all in one process.
+A step without batch norm or update computes nothing useful; its time shows what remains if they were free. Leaving out
+batch norm also leaves out what its kernels compute besides: the ReLU, and the sum with the shortcut, whose convolutions
 then have no backward pass.
 """
 
@@ -28,6 +28,8 @@ from speed import measure
 
 @contextmanager
 def without(*parts: str) -> Iterator[None]:
+    """Replace parts of the step by nothing while the context is open."""
+
     def unchanged(bn: Any, x: Tensor, **_: Any) -> Tensor:
         return x
 
@@ -52,12 +54,14 @@ def main() -> None:
         precision=precision, compile=False, threads=1, onednn=False,
     )  # fmt: skip
     rows = []
-    measure("sgd", arguments.lanes, True, case)  # compiles the kernels, chooses cuDNN's
+    measure("sgd", arguments.lanes, True, case)  # compiles the kernels and lets cuDNN choose its own
     for way in arguments.ways.split(","):
         for parts in ((), ("batch norm",), ("update",), ("batch norm", "update")):
             with without(*parts):
-                found = measure(way, arguments.lanes, True, case)
-            rows.append({"way": way, "lanes": arguments.lanes, "without": parts, "milliseconds": found["milliseconds"]})
+                timing = measure(way, arguments.lanes, True, case)
+            rows.append(
+                {"way": way, "lanes": arguments.lanes, "without": parts, "milliseconds": timing["milliseconds"]}
+            )
             print(json.dumps(rows[-1]), flush=True)
     if arguments.out:
         arguments.out.write_text(json.dumps({"rows": rows, **provenance(arguments.device)}, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""The transformers of ``examples/`` as a record: plain finetuning, FPF and k-FPF, in full and with LoRA adapters.
+"""Measure the transformers of ``examples/``: plain finetuning, FPF and k-FPF, in full and with LoRA adapters.
 
 python benchmarks/pretrained.py [--seeds 3] [--out FILE]
 """
@@ -27,6 +27,7 @@ EXAMPLES = {"ViT, digits": transformers_vit, "BERT, docstrings": transformers_te
 
 
 def spread(values: list[float]) -> dict[str, Any]:
+    """Return mean, standard deviation and values, rounded."""
     return {
         "mean": round(mean(values), 2),
         "std": round(stdev(values), 2),
@@ -34,7 +35,8 @@ def spread(values: list[float]) -> dict[str, Any]:
     }
 
 
-def of_example(name: str, seeds: range) -> dict[str, Any]:
+def measure_example(name: str, seeds: range) -> dict[str, Any]:
+    """Return the settings and the rows of an example."""
     torch.set_num_threads(1)
     example: Any = EXAMPLES[name]
     return {
@@ -42,13 +44,13 @@ def of_example(name: str, seeds: range) -> dict[str, Any]:
         "capacity": example.CAPACITY,
         "epochs": example.EPOCHS,
         "batch": example.BATCH,
-        "full": {way: measured(example, way, False, seeds) for way in example.WAYS["full"]},
-        "LoRA": {way: measured(example, way, True, seeds) for way in example.WAYS["LoRA"]},
+        "full": {way: measure(example, way, False, seeds) for way in example.WAYS["full"]},
+        "LoRA": {way: measure(example, way, True, seeds) for way in example.WAYS["LoRA"]},
     }
 
 
-def measured(example: Any, way: str, adapters: bool, seeds: range) -> dict[str, Any]:
-    """Accuracies of one way over the seeds; of the repair, what was chosen, how often and by which S_g."""
+def measure(example: Any, way: str, adapters: bool, seeds: range) -> dict[str, Any]:
+    """Return the accuracies of one way of training over the seeds, and S_g and the choice of each group."""
     start = time.perf_counter()
     outcomes = [example.run(way, seed, adapters) for seed in seeds]
     row: dict[str, Any] = {
@@ -83,7 +85,7 @@ def main() -> None:
     torch.set_num_threads(1)
     seeds = range(arguments.seeds)
     with ProcessPoolExecutor(len(EXAMPLES)) as pool:
-        rows = dict(zip(EXAMPLES, pool.map(partial(of_example, seeds=seeds), EXAMPLES), strict=True))
+        rows = dict(zip(EXAMPLES, pool.map(partial(measure_example, seeds=seeds), EXAMPLES), strict=True))
     libraries = {name: version(name) for name in ("transformers", "peft")}
     publish({"seeds": arguments.seeds, "examples": rows} | provenance() | libraries, arguments.out)
 

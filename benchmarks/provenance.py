@@ -1,4 +1,4 @@
-"""What a record says about where it comes from: command, device, versions."""
+"""State where a record comes from: the command, the device and the versions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import forgetless
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Return the command, the device and the versions of this process."""
     return {
-        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_settings(sys.argv[1:])]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *_portable(sys.argv[1:])]),
         "device": torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -24,20 +25,20 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def _settings(arguments: list[str]) -> list[str]:
-    """The command line less what differs from machine to machine."""
-    made = list(arguments)
-    if "--out" in made:
-        at = made.index("--out")
-        del made[at : at + 2]
-    for option, word in (("--work", "FOLDER"), ("--avalanche", "PYTHON")):
-        if option in made:
-            made[made.index(option) + 1] = word
-    return made
+def _portable(arguments: list[str]) -> list[str]:
+    """Return the command line without what differs from machine to machine."""
+    words = list(arguments)
+    if "--out" in words:
+        position = words.index("--out")
+        del words[position : position + 2]
+    for option, placeholder in (("--work", "FOLDER"), ("--avalanche", "PYTHON")):
+        if option in words:
+            words[words.index(option) + 1] = placeholder
+    return words
 
 
 def publish(result: dict[str, Any], out: Path | None) -> None:
-    """Print a record, and write it to ``out`` if given."""
+    """Print a record and write it to ``out`` if given."""
     text = json.dumps(result, indent=2)
     print(text)
     if out:

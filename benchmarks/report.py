@@ -1,8 +1,8 @@
-"""How long `forgetless report` takes for a thousand records, the start of Python included.
+"""Measure how long `forgetless report` takes for 1,000 records, including the start of Python.
 
     python benchmarks/report.py [--records 1000] [--out FILE]
 
-The records are of real runs on the digits, written again under other learning rates and seeds.
+The records come from real runs on the digits, repeated with other learning rates and seeds.
 """
 
 from __future__ import annotations
@@ -18,20 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.experiments import record
-from forgetless.experiments import run as build
+from forgetless.experiments.run import run
 from forgetless.experiments.settings import Settings, resolve
 from provenance import provenance
 
-WAYS: tuple[tuple[str, dict[str, Any]], ...] = (("sgd", {}), ("er", {}), ("derpp", {}), ("sgd", {"repair": "k-fpf"}))
+METHODS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("sgd", {}),
+    ("er", {}),
+    ("derpp", {}),
+    ("sgd", {"repair": "k-fpf"}),
+)
 
 
 def write(count: int, folder: Path) -> None:
-    made = [build.run(resolve("seq-digits", method, given)[0]) for method, given in WAYS]
+    """Write records of a few real runs under other learning rates and seeds."""
+    originals = [run(resolve("seq-digits", method, given)[0]) for method, given in METHODS]
     for number in range(count):
-        one = made[number % len(made)]
-        lr, seed = 0.01 * (1 + number // (5 * len(made))), number // len(made) % 5
-        settings = Settings.from_dict({**one.settings, "lr": lr, "seed": seed})
-        record.write(replace(one, id=settings.id, settings=settings.to_dict()), record.path(folder, settings))
+        original = originals[number % len(originals)]
+        lr, seed = 0.01 * (1 + number // (5 * len(originals))), number // len(originals) % 5
+        settings = Settings.from_dict({**original.settings, "lr": lr, "seed": seed})
+        record.write(replace(original, id=settings.id, settings=settings.to_dict()), record.path(folder, settings))
 
 
 def main() -> None:
@@ -49,13 +55,13 @@ def main() -> None:
             began = time.perf_counter()
             subprocess.run(call, cwd=folder, check=True, stdout=subprocess.DEVNULL)
             seconds.append(round(time.perf_counter() - began, 3))
-        made = {
+        outcome = {
             "records": len(record.files(folder / "runs")), "seconds": sorted(seconds),
             "page_kilobytes": (folder / "report.html").stat().st_size // 1000, **provenance("cpu"),
         }  # fmt: skip
-    print(json.dumps(made))
+    print(json.dumps(outcome))
     if arguments.out:
-        arguments.out.write_text(json.dumps(made, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
 
 
 if __name__ == "__main__":

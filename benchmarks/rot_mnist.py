@@ -1,4 +1,4 @@
-"""Rotated MNIST, 20 tasks, buffer 500, one epoch: ER, DER, DER++ with the DER authors' settings, three seeds.
+"""Measure Rotated MNIST, 20 tasks, buffer 500, one epoch: ER, DER and DER++ with the DER authors' settings.
 
 python benchmarks/rot_mnist.py --work FOLDER
 """

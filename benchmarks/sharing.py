@@ -1,8 +1,8 @@
-"""A method and FPF's grid after it: each run by itself, and all of them sharing one training. Ratio in one run.
+"""Measure the time saved where a method and FPF's grid after it share one training, compared with separate runs.
 
     python benchmarks/sharing.py [--stream seq-mnist] [--method er] [--repeats 3] [--out FILE]
 
-The grid is five learning rates of FPF. Both ways give the same accuracies, which is checked.
+The grid has five learning rates of FPF. The script checks that both ways reach the same accuracies.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from forgetless.experiments import run as build
 from forgetless.experiments.record import Record
+from forgetless.experiments.run import build_stream, run, run_lanes
 from forgetless.experiments.settings import resolve
 from provenance import provenance, publish
 
@@ -29,22 +29,21 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    base = {"lr": 0.1, "batch": 10, "replay": 10}  # presets of FPF's rows may have others
-    ways = [{}, *({"repair": "fpf", "ft_lr": rate} for rate in RATES)]
-    runs = [resolve(arguments.stream, arguments.method, {**base, **way})[0] for way in ways]
-    stream = build.build_stream(runs[0])
-    build.run(runs[0], stream=stream)  # to warm up
+    base = {"lr": 0.1, "batch": 10, "replay": 10}  # the presets of FPF's rows may differ
+    repairs = [{}, *({"repair": "fpf", "ft_lr": rate} for rate in RATES)]
+    runs = [resolve(arguments.stream, arguments.method, {**base, **repair})[0] for repair in repairs]
+    stream = build_stream(runs[0])
+    run(runs[0], stream=stream)  # warms up
     seconds: dict[str, list[float]] = {"alone": [], "sharing": []}
     for _ in range(arguments.repeats):
         start = time.perf_counter()
-        alone = {one.id: build.run(one, stream=stream).accuracy for one in runs}
+        alone = {settings.id: run(settings, stream=stream).accuracy for settings in runs}
         middle = time.perf_counter()
-        together = {one.id: made for one, made in build.run_lanes(runs, 1)}
+        together = {settings.id: outcome for settings, outcome in run_lanes(runs, 1)}
         seconds["alone"].append(round(middle - start, 2))
         seconds["sharing"].append(round(time.perf_counter() - middle, 2))
-        same = all(isinstance(made, Record) and made.accuracy == alone[name] for name, made in together.items())
-        if not same:
-            raise ValueError("a run that shares its training did not end as it does alone")
+        if not all(isinstance(each, Record) and each.accuracy == alone[id_] for id_, each in together.items()):
+            raise ValueError("a run that shares its training ended with another accuracy than it does alone")
     best = {way: min(values) for way, values in seconds.items()}
     result = {
         **provenance(), "stream": arguments.stream, "method": arguments.method, "runs": len(runs), "seconds": seconds,

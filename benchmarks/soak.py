@@ -1,9 +1,10 @@
-"""Kills runs at random moments with SIGKILL and starts them again, until so many kills are made; then compares.
+"""Measure whether runs that are killed with SIGKILL at random moments and restarted end bit for bit the same.
 
     python benchmarks/soak.py [--kills 200] [--processes 2] [--out FILE]
 
-Every method on the digits, with and without k-FPF, with a checkpoint every ten steps. The run that was killed again and
-again must end with the record of one that was left alone, less the times, and with the same weights, bit for bit.
+Every method trains on the digits, with and without k-FPF, with a checkpoint every ten steps. A run that was killed
+again and again must end with the same weights as an undisturbed run, bit for bit, and with the same record apart from
+the times.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ METHODS = (
     "sgd", "joint", "oewc", "gdumb", "er", "agem", "icarl", "fdr", "der", "derpp", "mir", "si", "mas", "packnet", "hat",
     "masked",
 )  # fmt: skip
-MOMENTS = (2.0, 7.0)  # seconds after its start at which a process is killed
+MOMENTS = (2.0, 7.0)  # range of seconds after which a process is killed
 
 
 def child(name: str, repair: str, seed: int, folder: Path) -> None:
-    """One run in this process, from its checkpoint where there is one; leaves its record and its weights."""
+    """Run once in this process, from the checkpoint if there is one, and write the record and the weights."""
     import torch
     from safetensors.torch import save_file
 
-    from forgetless.experiments import run as build
+    from forgetless.experiments.run import run
     from forgetless.experiments.settings import resolve
     from forgetless.experiments.storage import Schedule
     from forgetless.training.events import Ended, Event
@@ -50,18 +51,19 @@ def child(name: str, repair: str, seed: int, folder: Path) -> None:
         if isinstance(event, Ended):
             save_file(dict(event.result.network.state_dict()), folder / "weights.safetensors")
 
-    made = build.run(settings, sources, folder, keep_weights, schedule=Schedule(steps=10, seconds=None))
-    values = {key: value for key, value in made.to_dict().items() if key != "seconds"}
-    (folder / "told.json").write_text(json.dumps(values, sort_keys=True))
+    outcome = run(settings, sources, folder, keep_weights, schedule=Schedule(steps=10, seconds=None))
+    values = {key: value for key, value in outcome.to_dict().items() if key != "seconds"}
+    (folder / "record-without-times.json").write_text(json.dumps(values, sort_keys=True))
 
 
 def call(case: tuple[str, str, int], folder: Path) -> list[str]:
+    """Return the command that runs a case in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     return [sys.executable, __file__, "child", *map(str, case), str(folder)]
 
 
-def torment(case: tuple[str, str, int], folder: Path, moments: random.Random) -> dict[str, Any]:
-    """A run left alone, and one that is killed until it ends by itself."""
+def kill_repeatedly(case: tuple[str, str, int], folder: Path, moments: random.Random) -> dict[str, Any]:
+    """Compare an undisturbed run with one that is killed until it ends by itself."""
     subprocess.run(call(case, folder / "alone"), check=True, capture_output=True)
     kills = resumed = 0
     while True:
@@ -80,12 +82,12 @@ def torment(case: tuple[str, str, int], folder: Path, moments: random.Random) ->
     error = process.stderr.read().decode()
     same = {
         file: (folder / "alone" / file).read_bytes() == (folder / "killed" / file).read_bytes()
-        for file in ("told.json", "weights.safetensors")
+        for file in ("record-without-times.json", "weights.safetensors")
         if process.returncode == 0
     }
-    made = {"method": case[0], "repair": case[1], "seed": case[2], "kills": kills, "from_checkpoints": resumed}
-    return made | {
-        "same_record": same.get("told.json"),
+    outcome = {"method": case[0], "repair": case[1], "seed": case[2], "kills": kills, "from_checkpoints": resumed}
+    return outcome | {
+        "same_record": same.get("record-without-times.json"),
         "same_weights": same.get("weights.safetensors"),
         "error": error,
     }
@@ -107,17 +109,17 @@ def main() -> None:
             first = number * arguments.processes
             batch = [(*cases[i % len(cases)], i // len(cases)) for i in range(first, first + arguments.processes)]
             folders = [Path(name) / "-".join(map(str, case)) for case in batch]
-            for made in pool.map(torment, batch, folders, [moments] * len(batch)):
-                runs.append(made)
-                print(json.dumps(made), flush=True)
-    good = sum(bool(run["same_record"] and run["same_weights"]) for run in runs)
-    found = {
+            for outcome in pool.map(kill_repeatedly, batch, folders, [moments] * len(batch)):
+                runs.append(outcome)
+                print(json.dumps(outcome), flush=True)
+    identical = sum(bool(run["same_record"] and run["same_weights"]) for run in runs)
+    result = {
         "kills": sum(run["kills"] for run in runs), "from_checkpoints": sum(run["from_checkpoints"] for run in runs),
-        "runs": len(runs), "identical": good, "each": runs, **provenance("cpu"),
+        "runs": len(runs), "identical": identical, "each": runs, **provenance("cpu"),
     }  # fmt: skip
-    print({key: found[key] for key in ("kills", "from_checkpoints", "runs", "identical")})
+    print({key: result[key] for key in ("kills", "from_checkpoints", "runs", "identical")})
     if arguments.out:
-        arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

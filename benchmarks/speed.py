@@ -1,11 +1,11 @@
-"""Milliseconds a training step takes, everything included: gathering, augmentation, replay, update, buffer.
+"""Measure the milliseconds of a training step, including gathering, augmentation, replay, update and buffer.
 
     python benchmarks/speed.py --device cuda --precision bf16 [--lanes 1,8] [--ways sgd,er] [--eager] [--out FILE]
 
-Random images of the size given take the place of a data set. A run has two tasks; timed are steps of the second, when
-the buffer is full and what was once to be compiled and captured is there. With several lanes the time is per run and
-step. ``finetuning`` is a step of k-FPF's finetuning of everything but block4. ``seconds_before`` is the time until
-then, with --compile that of compiling too. Written as it goes: a case that is in FILE already is not measured again.
+Random images stand in for a data set. A run has two tasks. The timed steps are in the second task, when the buffer is
+full and everything is compiled and captured. With several lanes the time is per run and step. ``finetuning`` is a step
+of k-FPF on all groups but block4. ``seconds_before`` is the time until the first timed step, including compilation.
+Results are written as they arrive, and cases that are already in FILE are skipped.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from forgetless.training.repair import PROGRESS
 from provenance import provenance
 
 WAYS = ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning")
-LR = 1e-4  # with more, VGG-11, which has no batch norm, diverges on random images
+LR = 1e-4  # VGG-11 has no batch norm and diverges on random images with larger rates
 SHAPES = {"resnet18": (3, 32), "resnet18_imagenet": (3, 224), "vgg11": (3, 32), "mlp": (1, 28)}
 
 
 @lru_cache(1)
 def random_stream(channels: int, size: int, first: int, second: int, device: torch.device) -> Stream:
+    """Return a stream of two tasks of random images."""
     generator = torch.Generator().manual_seed(0)
     tasks = []
     for number, count in enumerate((first, second)):
@@ -49,10 +50,12 @@ def random_stream(channels: int, size: int, first: int, second: int, device: tor
 
 
 def starter(way: str, stream: Stream, arguments: argparse.Namespace, capture: bool, seed: int) -> Callable[[], Run]:
+    """Return a function that starts a run."""
+
     def start() -> Run:
         network: Any = with_seed(lambda: getattr(networks, arguments.network)(10), seed)
         if arguments.compile:
-            network = torch.compile(network, dynamic=False)  # sizes are few: a batch, with replay, of an evaluation
+            network = torch.compile(network, dynamic=False)  # a run has only three batch sizes
         method = catalogue.load("method", "sgd" if way == "finetuning" else way)()
         finetune = None
         if way == "finetuning":
@@ -71,10 +74,12 @@ def starter(way: str, stream: Stream, arguments: argparse.Namespace, capture: bo
 
 
 def stream_steps(stream: Stream, batch: int) -> int:
+    """Return the steps of the first task."""
     return len(stream.tasks[0].train) // batch
 
 
 def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the time and the memory of one case."""
     cuda, batch = arguments.device == "cuda", arguments.batch
     channels, size = SHAPES[arguments.network]
     size = arguments.size or size
@@ -84,7 +89,8 @@ def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) 
     stream = random_stream(
         channels, size, 2 * -(-first * batch // 2), 2 * -(-second * batch // 2), torch.device(arguments.device)
     )
-    begin = settle // PROGRESS + (0 if way == "finetuning" else first // PROGRESS)  # events of progress to let pass
+    # Progress events before the first timed step.
+    begin = settle // PROGRESS + (0 if way == "finetuning" else first // PROGRESS)
     end = begin + steps // PROGRESS
     if cuda:
         torch.cuda.synchronize()
@@ -115,19 +121,19 @@ def measure(way: str, lanes: int, capture: bool, arguments: argparse.Namespace) 
     runs.close()
     milliseconds = 1000 * passed / ((sum(counts.values()) - at_start) * PROGRESS)
     images = arguments.batch / milliseconds * 1000
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "network": arguments.network, "size": size, "batch": arguments.batch, "precision": arguments.precision,
         "way": way, "captured": capture and cuda, "lanes": lanes, "milliseconds": round(milliseconds, 4),
         "images_per_second": round(images), "seconds_before": round(started - began, 1),
     }  # fmt: skip
     if arguments.compile or not cuda:
-        found["compile"] = arguments.compile
+        row["compile"] = arguments.compile
     if not cuda:
-        found["threads"] = arguments.threads
-        found |= {"onednn": True} if arguments.onednn else {}
+        row["threads"] = arguments.threads
+        row |= {"onednn": True} if arguments.onednn else {}
     if cuda:
-        found["megabytes_per_lane"] = round((torch.cuda.max_memory_reserved() - before) / lanes / 2**20)
-    return found
+        row["megabytes_per_lane"] = round((torch.cuda.max_memory_reserved() - before) / lanes / 2**20)
+    return row
 
 
 def main() -> None:
@@ -135,16 +141,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--network", default="resnet18", choices=list(SHAPES))
-    parser.add_argument("--size", type=int, help="height and width of the images; default: by the network")
+    parser.add_argument("--size", type=int, help="height and width of the images (default: by the network)")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--lanes", default="1")
-    parser.add_argument("--repeat", type=int, default=1, help="measure so often, and keep the shortest")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="on a CPU")
-    parser.add_argument("--compile", action="store_true", help="the network, by torch.compile")
-    parser.add_argument("--onednn", action="store_true", help="on Arm: an MLP with oneDNN, as torch has it")
-    parser.add_argument("--eager", action="store_true", help="also without capturing, one lane")
+    parser.add_argument("--repeat", type=int, default=1, help="number of measurements, of which the shortest counts")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads on a CPU")
+    parser.add_argument("--compile", action="store_true", help="compile the network with torch.compile")
+    parser.add_argument(
+        "--onednn", action="store_true", help="on Arm: compute an MLP with oneDNN, as torch does by default"
+    )
+    parser.add_argument("--eager", action="store_true", help="also measure one lane without capturing")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -157,7 +165,7 @@ def main() -> None:
     names = ("network", "size", "batch", "precision", "way", "captured", "lanes", "threads", "compile", "onednn")
     known = {tuple(row.get(name) for name in names) for row in rows}
     cuda = arguments.device == "cuda"
-    own = (None, arguments.compile or None) if cuda else (arguments.threads, arguments.compile)
+    options = (None, arguments.compile or None) if cuda else (arguments.threads, arguments.compile)
     torch.set_num_threads(arguments.threads)
     if arguments.onednn:
         Engine.suit = lambda *_: None  # type: ignore[method-assign]
@@ -173,14 +181,14 @@ def main() -> None:
             way,
             capture,
             lanes,
-            *own,
+            *options,
             arguments.onednn or None,
         )
         if key in known:
             continue
-        tries = [measure(way, lanes, capture, arguments) for _ in range(arguments.repeat)]
-        row = min(tries, key=lambda found: found["milliseconds"])
-        row["seconds_before"] = tries[0]["seconds_before"]  # the first: what it compiled is there for the others
+        attempts = [measure(way, lanes, capture, arguments) for _ in range(arguments.repeat)]
+        row = min(attempts, key=lambda row: row["milliseconds"])
+        row["seconds_before"] = attempts[0]["seconds_before"]  # the later ones use what the first one compiled
         rows.append(row)
         print(json.dumps(row), flush=True)
         if arguments.out:

@@ -1,7 +1,9 @@
-"""The pages of numbers, docs/results.md and others, and the README's table, from the committed records: see ``pages``.
+"""Write the pages of numbers and their pictures, and the table of the README, from the committed records.
 
-python benchmarks/tables.py            # writes the pages and the pictures
-python benchmarks/tables.py --check    # fails if a page is not what the records give
+    python benchmarks/tables.py            # write the pages and the pictures
+    python benchmarks/tables.py --check    # fail if a page does not match the records
+
+A page is a Markdown template in templates/ and a Python file in pages/ that computes its values.
 """
 
 from __future__ import annotations
@@ -10,34 +12,32 @@ import argparse
 import sys
 
 from pages import findings, pictures, readme, reliability, results, speed, studies, transformers
-from pages.found import COLUMNS, DOCS
+from pages.rows import DOCS
+from pages.template import render
+
+PAGES = {
+    "results.md": results,
+    "studies.md": studies,
+    "findings.md": findings,
+    "speed.md": speed,
+    "reliability.md": reliability,
+    "transformers.md": transformers,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    written = {
-        "../README.md": readme.page(),
-        "results.md": results.page(),
-        "studies.md": studies.page(),
-        "findings.md": findings.page(),
-        "speed.md": speed.page(),
-        "reliability.md": reliability.page(),
-        "transformers.md": transformers.page(),
-    }
-    if parser.parse_args().check:
-        for name, text in written.items():
+    parser.add_argument("--check", action="store_true", help="compare the pages with the records and write nothing")
+    check = parser.parse_args().check
+    pages = {"../README.md": readme.page()} | {name: render(name, page.values()) for name, page in PAGES.items()}
+    if check:
+        for name, text in pages.items():
             if (DOCS / name).read_text() != text:
-                sys.exit(f"docs/{name} is not what the records give: run benchmarks/tables.py")
+                sys.exit(f"docs/{name} does not match the records; run python benchmarks/tables.py")
         return
-    for name, text in written.items():
+    for name, text in pages.items():
         (DOCS / name).write_text(text)
-    pictures.speed(DOCS / "speed.svg")
-    for stream, buffer in COLUMNS:
-        pictures.cost(stream, buffer, DOCS / f"cost-{stream}-{buffer}.svg")
-    pictures.moving()
-    studies.pictures()
-    pictures.method("seq-cifar10")
+    pictures.draw_all()
 
 
 if __name__ == "__main__":

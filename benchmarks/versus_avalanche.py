@@ -1,11 +1,11 @@
-"""One epoch of ER on Seq-MNIST: forgetless, Avalanche's Replay, and a plain DataLoader loop, timed one after the other.
+"""Measure one epoch of ER on Seq-MNIST with forgetless, Avalanche's Replay and a plain DataLoader loop.
 
     python benchmarks/versus_avalanche.py --batch 10 --avalanche PYTHON [--threads 1] [--out FILE]
 
-PYTHON is the interpreter of an environment that has avalanche-lib, which needs torchvision. All train the same MLP with
-SGD, a buffer of 500 and as many replayed examples as new ones, on ``--threads`` threads. Seconds are of training alone:
-data is in memory before the clock starts, and nothing is evaluated. ``products`` are the eight matrix products of such
-a step and nothing else, which no way of training it can be faster than.
+PYTHON is the interpreter of an environment with avalanche-lib, which needs torchvision. All three train the same MLP
+with SGD, a buffer of 500 and one replayed example per new one, on ``--threads`` threads. The time covers only training:
+the data is in memory before the clock starts, and nothing is evaluated. ``products`` are the eight matrix products of
+such a step and nothing else; no training can be faster.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 
 
 def images(root: str) -> list[tuple[Any, Any]]:
-    """(x, y) of each of the five tasks, as bytes."""
+    """Return the images and labels of each of the five tasks, as bytes."""
     import gzip
 
     import numpy
@@ -41,6 +41,7 @@ def images(root: str) -> list[tuple[Any, Any]]:
 
 
 def forgetless_seconds(root: str, batch: int) -> tuple[float, int]:
+    """Time forgetless; return the seconds and the steps."""
     import torch
 
     from forgetless import networks, train
@@ -52,7 +53,7 @@ def forgetless_seconds(root: str, batch: int) -> tuple[float, int]:
     tasks = tuple(Task(Split(x, y), Split(x[:10], y[:10]), (2 * t, 2 * t + 1)) for t, (x, y) in enumerate(images(root)))
     stream = Stream("seq-mnist", tasks, 10, "class")
     short = Stream("short", tuple(Task(t.test, t.test, t.classes) for t in tasks), 10, "class")
-    list(train(short, ER(), networks.mlp(10), batch=10, lr=0.1, buffer=500))  # what is imported at the first step
+    list(train(short, ER(), networks.mlp(10), batch=10, lr=0.1, buffer=500))  # imports what the first step needs
     for event in train(stream, ER(), networks.mlp(10), batch=batch, lr=0.1, buffer=500):
         if isinstance(event, Ended):
             return event.result.seconds["train"], event.result.steps
@@ -60,7 +61,7 @@ def forgetless_seconds(root: str, batch: int) -> tuple[float, int]:
 
 
 def loader_seconds(root: str, batch: int) -> tuple[float, int]:
-    """Plain PyTorch: a DataLoader over a dataset, a list as reservoir, a Python loop to fill it."""
+    """Time plain PyTorch: a DataLoader, a list as the reservoir, and a Python loop that fills it."""
     import random
 
     import torch
@@ -72,15 +73,15 @@ def loader_seconds(root: str, batch: int) -> tuple[float, int]:
     torch.set_num_threads(THREADS)
     model = networks.mlp(10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held: list[tuple[Any, Any]] = []
+    reservoir: list[tuple[Any, Any]] = []
     seen = steps = 0
     tasks = [TensorDataset(x.float() / 255, y) for x, y in images(root)]
     start = time.perf_counter()
     for task in tasks:
         for x, y in DataLoader(task, batch_size=batch, shuffle=True):
             inputs, labels = x, y
-            if held:
-                drawn = random.sample(held, min(batch, len(held)))
+            if reservoir:
+                drawn = random.sample(reservoir, min(batch, len(reservoir)))
                 inputs = torch.cat([x, torch.stack([image for image, _ in drawn])])
                 labels = torch.cat([y, torch.stack([label for _, label in drawn])])
             optimizer.zero_grad()
@@ -88,15 +89,16 @@ def loader_seconds(root: str, batch: int) -> tuple[float, int]:
             optimizer.step()
             for image, label in zip(x, y, strict=True):
                 if seen < 500:
-                    held.append((image, label))
+                    reservoir.append((image, label))
                 elif (slot := random.randint(0, seen)) < 500:
-                    held[slot] = (image, label)
+                    reservoir[slot] = (image, label)
                 seen += 1
             steps += 1
     return time.perf_counter() - start, steps
 
 
 def avalanche_seconds(root: str, batch: int) -> tuple[float, int]:
+    """Time Avalanche's Replay."""
     import torch
     from avalanche.benchmarks import tensors_benchmark
     from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
@@ -133,11 +135,12 @@ def avalanche_seconds(root: str, batch: int) -> tuple[float, int]:
 
 
 def products_seconds(root: str, batch: int) -> tuple[float, int]:
+    """Time the matrix products of a step alone."""
     import torch
 
     torch.set_num_threads(THREADS)
     if platform.machine() == "aarch64":
-        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # they are faster without oneDNN there
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # faster without oneDNN on Arm
     steps, sizes = 2000, (784, 100, 100, 10)
     inputs = [torch.rand(2 * batch, size) for size in sizes]
     weights = [torch.rand(high, low) for low, high in pairwise(sizes)]
@@ -162,7 +165,7 @@ WAYS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=10)
-    parser.add_argument("--avalanche", help="a Python that has avalanche-lib")
+    parser.add_argument("--avalanche", help="a Python interpreter with avalanche-lib")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -177,8 +180,8 @@ def main() -> None:
         return
     from provenance import provenance, publish
 
-    found: dict[str, list[float]] = {}
-    torch_of: dict[str, str] = {}
+    milliseconds: dict[str, list[float]] = {}
+    torch_versions: dict[str, str] = {}
     for _ in range(arguments.repeat):
         for way in WAYS:
             python = arguments.avalanche if way == "avalanche" else sys.executable
@@ -188,15 +191,15 @@ def main() -> None:
             environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
             done = subprocess.run(call, check=True, capture_output=True, text=True, env=environment)
             line = done.stdout.splitlines()[-1]
-            found.setdefault(way, []).append(json.loads(line)["milliseconds"])
-            torch_of[way] = json.loads(line)["torch"]
-    best = {way: min(values) for way, values in found.items()}
+            milliseconds.setdefault(way, []).append(json.loads(line)["milliseconds"])
+            torch_versions[way] = json.loads(line)["torch"]
+    best = {way: min(values) for way, values in milliseconds.items()}
     result = {
         "batch": arguments.batch,
         "milliseconds_per_step": best,
         "times_slower_than_forgetless": {way: round(value / best["forgetless"], 2) for way, value in best.items()},
-        "all": found,
-        "avalanche_torch": torch_of.get("avalanche"),
+        "all": milliseconds,
+        "avalanche_torch": torch_versions.get("avalanche"),
     }
     publish(result | provenance() | {"threads": arguments.threads}, arguments.out)
 

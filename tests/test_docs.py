@@ -1,4 +1,4 @@
-"""The README's code runs and its numbers are those of the records."""
+"""The code of README.md runs, its numbers match the records, and the generated pages are up to date."""
 
 import json
 import re
@@ -6,43 +6,27 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import forgetless
+from forgetless.experiments import record
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.sweep import plan, tomllib
 from helpers import command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+RECORDS = ROOT / "benchmarks" / "records"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
 
 
-def test_the_training_of_the_readme_runs(capsys):
-    code = re.findall(r"```python\n(.*?)```", README, re.S)[1]
-    exec(code, {})
-    assert "fc3" in capsys.readouterr().out
+def benchmark_record(name):
+    return json.loads((RECORDS / name).read_text())
 
 
-def test_the_commands_of_the_readme_are_understood(tmp_path, monkeypatch):
-    (block,) = re.findall(r"```\n(forgetless demo.*?)```", README, re.S)
-    for line in block.splitlines():
-        words = line.partition("#")[0].split()[1:]
-        if words[0] == "run":
-            options = [word for word in words[3:] if word.startswith("--")]
-            helped = command("run", "--help", cwd=tmp_path).stdout
-            assert all(option in helped for option in options), line
-            resolve(words[1], words[2], {})
-        else:
-            assert words[0] in ("demo", "list", "data", "sweep", "search", "report", "reproduce", "resume")
-
-
-def test_the_plan_of_the_readme_is_one():
-    (text,) = re.findall(r"```toml\n(.*?)```", README, re.S)
-    assert len(plan(tomllib.loads(text))) == 3 * 2 * (4 + 2)
-
-
-def test_the_loop_of_the_readme_runs(capsys):
+def test_readme_loop_runs(capsys):
     code = re.findall(r"```python\n(.*?)```", README, re.S)[0]
     torch.manual_seed(0)
     model = forgetless.networks.mlp(4, inputs=6)
@@ -54,32 +38,94 @@ def test_the_loop_of_the_readme_runs(capsys):
     assert "chosen" in capsys.readouterr().out
 
 
-def test_the_accuracies_of_the_readme_are_those_of_the_record():
-    record = json.loads((ROOT / "benchmarks/records/digits.json").read_text())["accuracy_percent"]
+def test_readme_training_runs(capsys):
+    code = re.findall(r"```python\n(.*?)```", README, re.S)[1]
+    exec(code, {})
+    assert "fc3" in capsys.readouterr().out
+
+
+def test_readme_commands_exist(tmp_path):
+    (block,) = re.findall(r"```\n(forgetless demo.*?)```", README, re.S)
+    for line in block.splitlines():
+        words = line.partition("#")[0].split()[1:]
+        if words[0] == "run":
+            options = [word for word in words[3:] if word.startswith("--")]
+            help_text = command("run", "--help", cwd=tmp_path).stdout
+            assert all(option in help_text for option in options), line
+            resolve(words[1], words[2], {})
+        else:
+            assert words[0] in ("demo", "list", "data", "sweep", "search", "report", "reproduce", "resume")
+
+
+def test_readme_plan_expands_into_its_runs():
+    (text,) = re.findall(r"```toml\n(.*?)```", README, re.S)
+    assert len(plan(tomllib.loads(text))) == 3 * 2 * (4 + 2)
+
+
+def test_readme_accuracies_match_the_record():
+    rows = benchmark_record("digits.json")["accuracy_percent"].values()
     shown = re.findall(r"\| ([\d.]+) ± ([\d.]+) % \|", README)
     assert [(float(mean), float(std)) for mean, std in shown] == [
-        (round(row["mean"], 1), round(row["std"], 1)) for row in record.values()
+        (round(row["mean"], 1), round(row["std"], 1)) for row in rows
     ]
 
 
-def test_the_costs_of_observe_in_the_readme_are_those_of_the_records():
-    for name, shown in (("resnet18-cpu", "0.3 %"), ("resnet18-h200", "12 %"), ("mlp-cpu", "43 %")):
-        percent = json.loads((ROOT / f"benchmarks/records/observe-{name}.json").read_text())["overhead_percent"]
-        assert shown == (f"{percent:.1f} %" if percent < 1 else f"{percent:.0f} %")
-        assert shown in README
+@pytest.mark.parametrize(("name", "shown"), [("resnet18-cpu", "0.3 %"), ("resnet18-h200", "12 %"), ("mlp-cpu", "43 %")])
+def test_readme_cost_of_observe_matches_the_record(name, shown):
+    percent = benchmark_record(f"observe-{name}.json")["overhead_percent"]
+    assert shown == (f"{percent:.1f} %" if percent < 1 else f"{percent:.0f} %")
+    assert shown in README
 
 
-def test_the_time_of_a_report_in_the_readme_is_that_of_the_record():
-    made = json.loads((ROOT / "benchmarks/records/report-cpu.json").read_text())
-    assert made["records"] == 1000
-    assert f"records take {made['seconds'][2]:.1f} s" in README
+def test_readme_time_of_a_report_matches_the_record():
+    outcome = benchmark_record("report-cpu.json")
+    assert outcome["records"] == 1000
+    assert re.search(rf"records takes? {outcome['seconds'][2]:.1f} s", README)
 
 
-def test_links_lead_somewhere():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", page.read_text()):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor and target != "api.md":  # whose anchors come from docstrings
+            assert anchor in anchors(file.read_text()), f"{page.name} links to {target}#{anchor}"
 
 
-def test_the_results_page_is_what_the_records_give():
+def anchors(text):
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_results_readme_counts_the_records():
+    text = (ROOT / "results" / "README.md").read_text()
+    counts = {file: int(count) for file, count in re.findall(r"^\| `([\w-]+\.jsonl)` \| (\d+) \|", text, re.M)}
+    files = (ROOT / "results").glob("*.jsonl")
+    assert counts == {file.name: len(file.read_bytes().splitlines()) for file in files}
+
+
+def test_results_readme_example_runs(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "results" / "README.md").read_text(), re.S)
+    exec(code, {})
+    assert len(capsys.readouterr().out.splitlines()) == len(record.read_lines(Path("results/seq-cifar10.jsonl")))
+
+
+def test_benchmarks_index_lists_every_script():
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+\.py)`", text, re.M))
+    assert {file.name for file in (ROOT / "benchmarks").glob("*.py")} <= listed
+
+
+def test_generated_pages_match_the_records():
     subprocess.run([sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], check=True)
+
+
+def test_a_contradicted_claim_stops_the_build():
+    code = (
+        "from pages.template import claim\n"
+        "assert claim(True, lambda: 'Water is wet.') == 'Water is wet.'\n"
+        "claim(False, lambda: 'Water is dry.')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True)
+    assert "the records contradict this sentence: 'Water is dry.'" in done.stderr

@@ -1,4 +1,4 @@
-"""Every code block of the documentation runs: a page's Python from top to bottom, its commands one by one."""
+"""Every code block of docs/ runs: the Python of a page from top to bottom, its commands one by one."""
 
 import importlib
 import os
@@ -12,20 +12,14 @@ import pytest
 from helpers import command, ended
 
 DOCS = Path(__file__).parent.parent / "docs"
-GENERATED = {
-    "results.md",
-    "studies.md",
-    "findings.md",
-    "speed.md",
-    "reliability.md",
-    "transformers.md",
-}  # by benchmarks/tables.py
+GENERATED = {path.name for path in (DOCS.parent / "benchmarks" / "templates").glob("*.md")}  # by benchmarks/tables.py
 BLOCK = re.compile(r'^```(python|bash|toml)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED and BLOCK.search(path.read_text()))
 NEEDS = {"avalanche.md": "pytorchcv", "lightning.md": "lightning", "huggingface.md": "transformers"}
 
 
-def start(command, folder):
+def start(words, folder):
+    """Run a command with a page's folder and the stub programs importable."""
     path = f"{folder}{os.pathsep}{Path(__file__).parent / 'programs'}"
     environment = {
         **os.environ,
@@ -34,11 +28,11 @@ def start(command, folder):
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    return ended(command, cwd=folder, env=environment)
+    return ended(words, cwd=folder, env=environment)
 
 
 def call(words, folder):
-    """A command line as this environment's Python runs it."""
+    """Run a command line of a page with this environment's Python."""
     if words[0] == "forgetless":
         return command(*words[1:], cwd=folder)
     assert words[0] == "torchrun", f"a page calls {words[0]}"
@@ -46,8 +40,8 @@ def call(words, folder):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs(page, tmp_path):
-    pytest.importorskip(NEEDS.get(page.name, "torch"), reason="its library is not installed")
+def test_code_blocks_run(page, tmp_path):
+    pytest.importorskip(NEEDS.get(page.name, "torch"), reason="the library of the page is not installed")
     text = page.read_text()
     python = []
     for kind, title, code in BLOCK.findall(text):
@@ -63,21 +57,21 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         assert done.returncode == 0, done.stderr
     for kind, _, code in BLOCK.findall(text):
         for line in code.splitlines() if kind == "bash" else ():
-            command, _, remark = line.partition("#")
-            words = shlex.split(command)
+            words, _, remark = line.partition("#")
+            words = shlex.split(words)
             if words[0] == "pip":
                 continue
-            if "needs" in remark or words[1] == "demo":  # what it needs is not here: are the options right?
+            if "needs" in remark or words[1] == "demo":  # cannot run here, so check that its options exist
                 options = [word for word in words if word.startswith("--")]
                 names = [word for word in words[:3] if word in ("sweep", "search", "reproduce", "data", "get", "demo")]
-                helped = call([words[0], *names, "--help"], tmp_path).stdout
-                assert all(option in helped for option in options), line
+                help_text = call([words[0], *names, "--help"], tmp_path).stdout
+                assert all(option in help_text for option in options), line
             else:
                 done = call(words, tmp_path)
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_lines_of_the_page_on_transformers_run():
+def test_transformers_snippet_runs():
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "transformers.md").read_text(), re.S)
     torch = pytest.importorskip("torch")
     forgetless = importlib.import_module("forgetless")

@@ -1,1 +1,1 @@
-"""The generated pages of the documentation, one file each; ``benchmarks/tables.py`` writes them."""
+"""The values of the generated pages, one file per page; the sentences are in benchmarks/templates."""

@@ -1,61 +1,75 @@
-"""The README's table."""
+"""Compute the table of README.md: accuracy and cost of a few rows of every column."""
 
 from __future__ import annotations
 
-from forgetless.paper import published as targets
-from pages.found import COLUMNS, HERE, MASKED, measured, points_of
+from typing import Any
+
+from forgetless.paper import published
+from pages.rows import BENCHMARKS, COLUMNS, MASKED, STREAMS, column_rows, costs_and_accuracies
+from pages.template import markdown_table, render
 
 BEGIN, END = "<!-- by benchmarks/tables.py -->\n", "<!-- end -->\n"
+ROWS = {
+    "plain SGD": "sgd",
+    "ER, replay at every step": "er",
+    "DER++": "derpp",
+    "DER++, then FPF": "fpf+derpp",
+    "k-FPF-CE": "k-fpf-ce",
+    "k-FPF-KD": "k-fpf-kd",
+    "k-FPF-KD around `masked`": MASKED,
+}
+SIMILAR = 0.05  # relative difference up to which two costs count as about the same
 
 
-def headline() -> str:
-    """The table of the README: a few rows of each column, and what they cost."""
-    shown = {
-        "plain SGD": "sgd",
-        "ER, replay at every step": "er",
-        "DER++": "derpp",
-        "DER++, then FPF": "fpf+derpp",
-        "k-FPF-CE": "k-fpf-ce",
-        "k-FPF-KD": "k-fpf-kd",
-        "k-FPF-KD around `masked`": MASKED,
-    }
-    columns = {key: points_of(measured(*key)) for key in COLUMNS}
-    lines = [
-        "| | " + " | ".join(f"{stream}, {buffer}" for stream, buffer in COLUMNS) + " | PFLOPs |",
-        "| --- |" + " --- |" * (len(COLUMNS) + 1),
-    ]
-    for name, row in shown.items():
-        cells = [f"{rows[row][1]:.1f}" if row in rows else "–" for rows in columns.values()]
-        costs = [columns[stream, 500].get(row) for stream in dict(COLUMNS)]
-        cost = ", ".join("–" if point is None else f"{point[0] / 1000:.2f}" for point in costs)
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost} |")
+def values() -> dict[str, Any]:
+    """Return the values of the template."""
+    columns = {column: costs_and_accuracies(column_rows(*column)) for column in COLUMNS}
+    rows = []
+    for name, row in ROWS.items():
+        cells = [f"{points[row].accuracy:.1f}" if row in points else "–" for points in columns.values()]
+        costs = [f"{points[row].tflops / 1000:.2f}" if row in (points := columns[s, 500]) else "–" for s in STREAMS]
+        rows.append([name, *cells, ", ".join(costs)])
     best = []
     for stream, buffer in COLUMNS:
-        paper = targets.find("table1", stream, buffer=buffer).items()
+        paper = published.find("table1", stream, buffer=buffer).items()
         best.append(f"{max(target.mean for label, target in paper if label != 'joint'):.1f}")
-    lines.append("| the paper's best continual method | " + " | ".join(best) + " | |")
-    costly = {stream: columns[stream, 200][MASKED][0] / 1000 for stream in ("seq-cifar10", "seq-organamnist")}
+    rows.append(["the paper's best continual method", *best, ""])
+    header = ["", *(f"{stream}, {buffer}" for stream, buffer in COLUMNS), "PFLOPs"]
+    costlier = [
+        (stream, row)
+        for stream in STREAMS
+        for row in ROWS.values()
+        if row in columns[stream, 500]
+        and row in columns[stream, 200]
+        and columns[stream, 200][row].tflops / columns[stream, 500][row].tflops - 1 > SIMILAR
+    ]
+    return {
+        "table": markdown_table(header, rows),
+        "seeds": seeds_sentence(),
+        "costlier": costlier,
+        "costs": {stream: columns[stream, 200][MASKED].tflops / 1000 for stream in ("seq-cifar10", "seq-organamnist")},
+        "masked": MASKED,
+    }
+
+
+def seeds_sentence() -> str:
+    """Return the number of seeds of the streams, and the rows that have another number."""
     usual: dict[int, list[str]] = {}
-    others = []
-    for stream in dict(COLUMNS):
+    exceptions = []
+    for stream in STREAMS:
         counts: dict[tuple[str, int], int] = {}
         for buffer in (500, 200):
-            found = measured(stream, buffer)
-            runs = {name: len(found.get(row) or found.get(f"fpf+{row}", [])) for name, row in shown.items()}
+            rows = column_rows(stream, buffer)
+            runs = {name: len(rows.get(row) or rows.get(f"fpf+{row}", [])) for name, row in ROWS.items()}
             counts |= {(name, buffer): count for name, count in runs.items() if count}
         most = max(counts.values(), key=list(counts.values()).count)
         usual.setdefault(most, []).append(stream)
-        others += [f"{name} on {stream}, {buffer}: {n}" for (name, buffer), n in counts.items() if n != most]
-    seeds = "; ".join(f"of {count} seeds on {', '.join(streams)}" for count, streams in usual.items())
-    lines += [
-        "",
-        f"Means {seeds}{' (' + '; '.join(others) + ')' if others else ''}. With 200 images the arithmetic is about the same, but for k-FPF around `masked` on",
-        f"{' and '.join(costly)}, {' and '.join(f'{cost:.2f}' for cost in costly.values())} PFLOPs.",
-    ]
-    return "\n".join(lines) + "\n"
+        exceptions += [f"{name} on {stream}, {buffer}: {n}" for (name, buffer), n in counts.items() if n != most]
+    sentence = " and ".join(f"{count} seeds on {', '.join(streams)}" for count, streams in usual.items())
+    return f"{sentence} ({'; '.join(exceptions)})" if exceptions else sentence
 
 
 def page() -> str:
-    """The README with its table as the records give it."""
-    before, _, rest = (HERE.parent / "README.md").read_text().partition(BEGIN)
-    return before + BEGIN + headline() + END + rest.partition(END)[2]
+    """Return the README with a new table between its markers."""
+    before, _, rest = (BENCHMARKS.parent / "README.md").read_text().partition(BEGIN)
+    return before + BEGIN + render("readme-table.md", values()) + END + rest.partition(END)[2]

@@ -1,308 +1,239 @@
-"""docs/studies.md: the paper's further tables and figures, as far as there are records of them."""
+"""Compute the values of docs/studies.md: the paper's other tables and figures, compared with ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from statistics import mean, median, stdev
+from typing import Any, NamedTuple
 
-from forgetless.experiments import record
-from forgetless.paper import dynamics
-from forgetless.paper import published as targets
+from forgetless.experiments.record import Record
+from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Measured, Options
 from forgetless.paper.studies import ITEMS
 from forgetless.paper.tables import chosen_and_all
-from pages.found import DOCS, chosen_rows, measured, read, recorded
-from pages.results import table
+from pages.results import column_table
+from pages.rows import accuracies, benchmark_record, column_rows, measured_lines, searched_rows
+from pages.template import markdown_table
 
 VGG = "seq-cifar10-vgg11"
+SEARCHED_RATE = ("sgd", "er", "derpp")  # the methods whose finetuning rate was searched
 
 
-def found(item: str, stream: str | None = None) -> list[Measured]:
-    """What the records have of what ``forgetless reproduce`` plans for an item."""
-    return recorded(ITEMS[item].lines(Options(stream=stream, seeds=5, device="cuda")))
+class Count(NamedTuple):
+    """How many of some cases hold."""
+
+    holding: int
+    total: int
 
 
-def page() -> str:
-    own = measured("seq-pathmnist", 500)
-    spread = [stdev(made.accuracy for made in runs) for row, runs in own.items() if row not in ("sgd", "joint")]
-    lines = [
-        "# Further tables and figures",
-        "",
-        "The tables and figures of the paper beside [the main one](results.md), from the records in `results`; `python benchmarks/tables.py` writes this page.",
-        "Each item is planned by `forgetless reproduce`, which trains just these runs; on one H200, bf16, buffer 500 unless said otherwise. The settings are those that the",
-        "main table's search chose, not searched for again here, except for VGG-11 and the learning rates of k-FPF with 50 epochs.",
-        "",
-        f"Where there is one seed: on Seq-PathMNIST, buffer 500, seeds of a row of the main table have standard deviations of {min(spread):.1f} to {max(spread):.1f} points (SGD and JOINT aside), so that",
-        "a smaller difference says little.",
-    ]
-    for section in (many_epochs, vgg, fpf_all, frozen, parameters, k_tau, buffer_epochs, stages, filters):
-        lines += ["", *section()]
-    return "\n".join(lines) + "\n"
+def values() -> dict[str, Any]:
+    """Return the values of the template."""
+    main = column_rows("seq-pathmnist", 500)
+    deviations = [stdev(accuracies(runs)) for row, runs in main.items() if row not in ("sgd", "joint")]
+    all_groups = accuracy_lines(measured("fpf-all"))
+    searched, unsearched = better_pairs(all_groups)
+    return {
+        "deviations": deviations,
+        "rates": benchmark_record("many-epochs.json")["rows"],
+        "many_epochs": many_epochs(),
+        "vgg": vgg(),
+        "searched_pairs": searched,
+        "unsearched_pairs": unsearched,
+        "all_groups": [chosen_compared_with_all(stream) for stream in ("seq-pathmnist", "seq-pacs")],
+        "frozen": frozen_groups(),
+        "parameters": [named_groups(stream) for stream in ("seq-pathmnist", "seq-pacs")],
+        "k_tau": study("k-tau", lines := measured("k-tau"), plain_table(lines, "finetunings", finetunings)),
+        "buffer_epochs": study("buffer-epochs", lines := measured("buffer-epochs"), plain_table(lines)),
+        "stages": batch_norm_stages(),
+        "filters": single_filters(),
+    }
 
 
-def pictures() -> None:
-    from forgetless.reports import charts as figures
-
-    for item in ("parameters", "k-tau", "buffer-epochs", "bn-dynamics", "filter-dynamics"):
-        own = found(item)
-        if own and ITEMS[item].findings(own):
-            for name, picture in ITEMS[item].draw(own).items():
-                figures.save(picture, DOCS, f"study-{item}-{name}", ("svg",))
+def measured(item: str, stream: str | None = None) -> list[Measured]:
+    """Return the recorded lines of what ``forgetless reproduce`` plans for an item."""
+    return measured_lines(ITEMS[item].lines(Options(stream=stream, seeds=5, device="cuda")))
 
 
-def many_epochs() -> list[str]:
-    own = accuracies(found("many-epochs", "seq-cifar10"))
-    searched = read("many-epochs.json")
-    rates = " and ".join(
-        f"{row['validation_accuracy']:.1f} % with {row['lr']:g} and {row['ft_lr']:g}" for row in searched["rows"]
-    )
-    lines = [
-        "## 50 epochs a task, Seq-CIFAR-10",
-        "",
-        f"Two pairs of learning rates, of training and finetuning, were compared for k-FPF-CE on the validation split, one seed: {rates} (`benchmarks/records/many-epochs.json`).",
-        "k-FPF-KD has the same; the rest, and λ, are those of 5 epochs. `forgetless run … --epochs 50` has those of 5 epochs unless told otherwise.",
-        "",
-    ]
-    return lines + reported("many-epochs --stream seq-cifar10", own, compared(own))
+def study(item: str, lines: Sequence[Measured], table: str, stream: str | None = None) -> dict[str, Any]:
+    """Return the command of an item, where its numbers come from, its table and what they say about the paper."""
+    runs: dict[str, Record] = {run.id: run for line in lines for run in line.records}
+    seeds = max(len(line.records) for line in lines)
+    minutes = sum(run.seconds["total"] for run in runs.values()) / 60
+    command = f"forgetless reproduce {item}" + (f" --stream {stream}" if stream else "")
+    if "seeds" not in ITEMS[item].unused_options:
+        command += f" --seeds {seeds}"
+    return {
+        "stream": stream,
+        "command": f"{command} --device cuda",
+        "torch": next(iter(runs.values())).versions["torch"],
+        "time": f"{minutes:.0f} minutes" if minutes > 2 else f"{60 * minutes:.0f} seconds",
+        "table": table,
+        "findings": [f"{'(one seed) ' if seeds == 1 else ''}{finding}" for finding in ITEMS[item].findings(lines)],
+    }
 
 
-def vgg() -> list[str]:
-    own, chosen = measured(VGG, 500), chosen_rows(VGG, 500)
-    grid = [entry for searched in chosen.values() if len(searched["grid"]) > 1 for entry in searched["grid"]]
+def many_epochs() -> dict[str, Any]:
+    """Return the table of 50 epochs per task."""
+    lines = accuracy_lines(measured("many-epochs", "seq-cifar10"))
+    return study("many-epochs", lines, comparison_table(lines), "seq-cifar10")
+
+
+def vgg() -> dict[str, Any]:
+    """Return the VGG-11 column and what diverged."""
+    rows, searched = column_rows(VGG, 500), searched_rows(VGG, 500)
+    grid = [entry for row in searched.values() if len(row["grid"]) > 1 for entry in row["grid"]]
     diverged = [entry["point"]["lr"] for entry in grid if entry["validation_accuracy"] is None]
-    fast = sum(lr > 0.01 for lr in diverged)
-    tried = sum(entry["point"]["lr"] > 0.01 for entry in grid)
-    seeds = len(own["sgd"])
-    lost = {row: seeds - len(own.get(row, [])) for row in chosen if len(own.get(row, [])) < seeds}
-    return [
-        "## VGG-11 on Seq-CIFAR-10",
-        "",
-        f"Searched for on the validation split, {len(grid)} points, one seed each (`results/searches/{VGG}-500.json`), then {seeds} seeds on all training images;",
-        f"torch {own['sgd'][0].versions['torch']}. It has no batch norm, and does not take a ResNet's learning rates: of {tried} points with 0.03 or more {fast} diverged, of {len(grid) - tried} with 0.01 {len(diverged) - fast}.",
-        f"So did final runs with the settings that were chosen: {', '.join(f'{count} of {seeds} of {row}' for row, count in lost.items())}. How its weights begin may be the reason, and why most rows",
-        "fall short of the paper's: other beginnings have yet to be measured."
-        + "".join(
-            f" Not the best on validation was taken for {row}: {own['why']}."
-            for row, own in chosen.items()
-            if "why" in own
-        ),
-        "",
-        "Commands: `python benchmarks/columns.py search --stream seq-cifar10 --network vgg11 --work FOLDER`, then `final --seeds 3`, then `keep`;",
-        "one row: `forgetless reproduce mlp-vgg --stream seq-cifar10 --rows k-fpf-ce --device cuda`.",
-        "",
-        *table(own, targets.find("mlp-vgg", "seq-cifar10", buffer=500)),
-    ]
+    fast_diverged = sum(lr > 0.01 for lr in diverged)
+    fast = sum(entry["point"]["lr"] > 0.01 for entry in grid)
+    seeds = len(rows["sgd"])
+    paper = published.find("mlp-vgg", "seq-cifar10", buffer=500)
+    gaps = [mean(accuracies(rows[row])) - target.mean for row, target in paper.items() if row in rows]
+    return {
+        "points": len(grid),
+        "seeds": seeds,
+        "torch": rows["sgd"][0].versions["torch"],
+        "fast": Count(fast_diverged, fast),
+        "slow": Count(len(diverged) - fast_diverged, len(grid) - fast),
+        "lost": {row: seeds - len(rows.get(row, [])) for row in searched if len(rows.get(row, [])) < seeds},
+        "reasons": {row: each["why"] for row, each in searched.items() if "why" in each},
+        "below": Count(sum(gap < 0 for gap in gaps), len(gaps)),
+        "table": column_table(rows, paper),
+    }
 
 
-def fpf_all() -> list[str]:
-    everything = found("fpf-all")
-    searched_pairs, other_pairs = better_pairs(accuracies(everything))
-    lines = [
-        "## The chosen groups beside all of them",
-        "",
-        "FPF with the paper's thresholds, and FPF-ALL, which finetunes all parameters; 100 steps each time, k-FPF after every fifth of the stream, as the FLOPs of the paper's table say.",
-        "Where S_g chooses the groups that is from the second task on: less often than with all of them, which costs less and repairs less.",
-        "The learning rates are those of the main table, or where there is no search, as for A-GEM, iCaRL, FDR and DER, FPF's 0.1: mostly too much for all parameters.",
-        f"So where the rate was searched for, with a threshold that took all groups or nearly all, all of them are at least as good in {searched_pairs[0]} of {searched_pairs[1]} pairs; with 0.1 the chosen are better in {other_pairs[0]} of {other_pairs[1]}:",
-        "the rates decide more than the groups.",
-    ]
-    for stream in dict.fromkeys(one.line.stream for one in everything):
-        own = [one for one in everything if one.line.stream == stream]
-        costs = {one.line.name: one for one in own if one.line.metric == "finetune_tflops"}
-        rows = accuracies(own)
+def chosen_compared_with_all(stream: str) -> dict[str, Any]:
+    """Return FPF's chosen groups compared with all groups on a stream."""
+    lines = [line for line in measured("fpf-all") if line.line.stream == stream]
+    costs = {line.line.name: line for line in lines if line.line.metric == "finetune_tflops"}
 
-        def cost(one: Measured, costs: dict[str, Measured] = costs) -> str:
-            other = costs[one.line.name]
-            return f"{other.line.target.mean if other.line.target else 0:.1f} / {other.mean:.1f}"
+    def cost(line: Measured) -> str:
+        own = costs[line.line.name]
+        return f"{own.line.target.mean if own.line.target else 0:.1f} / {own.mean:.1f}"
 
-        lines += ["", f"{stream}:", ""]
-        lines += reported(
-            f"fpf-all --stream {stream}", rows, compared(rows, "TFLOPs of the finetuning, paper / ours", cost)
-        )
-    return lines if everything else [*lines, "", "Not measured."]
+    rows = accuracy_lines(lines)
+    table = comparison_table(rows, "TFLOPs of the finetuning, paper / ours", cost)
+    return study("fpf-all", rows, table, stream)
 
 
-def better_pairs(own: Sequence[Measured]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """In how many pairs of chosen and all groups all are at least as good, where the rate was searched for; and better the chosen, where not."""
+def better_pairs(lines: Sequence[Measured]) -> tuple[Count, Count]:
+    """Count the pairs of chosen and all groups that agree with the sentence on them.
+
+    Returns:
+        Where the learning rate was searched, in how many pairs all groups are at least as good; and where it was not,
+        in how many pairs the chosen groups are better.
+    """
     searched: list[bool] = []
-    others: list[bool] = []
-    for part, whole in chosen_and_all(own):
-        if part.records[0].settings["method"] in ("sgd", "er", "derpp"):
-            searched.append(whole.mean >= part.mean)
+    unsearched: list[bool] = []
+    for chosen, whole in chosen_and_all(lines):
+        if chosen.records[0].settings["method"] in SEARCHED_RATE:
+            searched.append(whole.mean >= chosen.mean)
         else:
-            others.append(part.mean > whole.mean)
-    return (sum(searched), len(searched)), (sum(others), len(others))
+            unsearched.append(chosen.mean > whole.mean)
+    return Count(sum(searched), len(searched)), Count(sum(unsearched), len(unsearched))
 
 
-def frozen() -> list[str]:
-    own = found("freeze")
-    lines = [
-        "## A group frozen after the first task",
-        "",
-        "ER on Seq-CIFAR-10, accuracy on the tasks so far, paper / ours.",
-    ]
-    rows: dict[str, list[Measured]] = {}
-    for one in own:
-        rows.setdefault(one.line.point, []).append(one)
-    made = [
-        "| frozen | seeds | " + " | ".join(f"task {task}" for task in range(1, 6)) + " |",
-        "| --- | --- |" + " --- |" * 5,
-    ]
-    for group, members in rows.items():
-        cells = [f"{one.line.target.mean if one.line.target else 0:.1f} / {one.mean:.1f}" for one in members]
-        made.append(f"| {group or 'none'} | {len(members[0].records)} | " + " | ".join(cells) + " |")
-    return [*lines, "", *reported("freeze", own, made)]
+def frozen_groups() -> dict[str, Any]:
+    """Return the accuracy after each task with one group frozen."""
+    lines = measured("freeze")
+    groups: dict[str, list[Measured]] = {}
+    for line in lines:
+        groups.setdefault(line.line.point, []).append(line)
+    rows = []
+    for group, members in groups.items():
+        cells = [f"{line.line.target.mean if line.line.target else 0:.1f} / {line.mean:.1f}" for line in members]
+        rows.append([group or "none", str(len(members[0].records)), *cells])
+    return study("freeze", lines, markdown_table(["frozen", "seeds", *(f"task {task}" for task in range(1, 6))], rows))
 
 
-def parameters() -> list[str]:
-    own = found("parameters")
-    lines = [
-        "## Which groups to finetune",
-        "",
-        "FPF after ER, and k-FPF-CE, with groups that are named rather than chosen; Basis is batch norm, the last layer and conv1. Accuracy in percent, TFLOPs of the",
-        "finetuning, and the share of the parameters. Groups that are named are finetuned from the first task on, so that k-FPF costs more here than in the main table, and gives",
-        "other numbers.",
-    ]
-    if not own:
-        return [*lines, "", "Not measured."]
-    for stream in dict.fromkeys(one.line.stream for one in own):
-        members = [one for one in own if one.line.stream == stream]
-        made = [
-            "| groups | share | FPF | TFLOPs | k-FPF | TFLOPs | seeds |",
-            "| --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        for name in dict.fromkeys(one.line.point.groups for one in members):
-            both = {one.line.point.repair: one for one in members if one.line.point.groups == name}
-            cells = [part for kind in ("FPF", "k-FPF") for part in accuracy_and_cost(both.get(kind))]
-            seeds = ", ".join(dict.fromkeys(str(len(one.records)) for one in both.values()))
-            share = next(iter(both.values())).records[0].share
-            made.append(f"| {name} | {share:.2%} | " + " | ".join(cells) + f" | {seeds} |")
-        lines += ["", f"{stream}:", "", *reported(f"parameters --stream {stream}", members, made)]
-        lines += ["", f"![accuracy by FLOPs for each choice](study-parameters-{stream}.svg)"]
-    missing = {"seq-pathmnist", "seq-pacs"} - {one.line.stream for one in own}
-    return [*lines, "", f"Not measured: {', '.join(sorted(missing))}."] if missing else lines
+def named_groups(stream: str) -> dict[str, Any]:
+    """Return FPF and k-FPF with named groups on a stream."""
+    lines = [line for line in measured("parameters") if line.line.stream == stream]
+    rows = []
+    for name in dict.fromkeys(line.line.point.groups for line in lines):
+        kinds = {line.line.point.repair: line for line in lines if line.line.point.groups == name}
+        cells = [cell for kind in ("FPF", "k-FPF") for cell in accuracy_and_cost(kinds.get(kind))]
+        seeds = ", ".join(dict.fromkeys(str(len(line.records)) for line in kinds.values()))
+        rows.append([name, f"{next(iter(kinds.values())).records[0].share:.2%}", *cells, seeds])
+    header = ["groups", "share", "FPF", "TFLOPs", "k-FPF", "TFLOPs", "seeds"]
+    return study("parameters", lines, markdown_table(header, rows), stream)
 
 
-def k_tau() -> list[str]:
-    own = found("k-tau")
-    lines = [
-        "## How often and how long",
-        "",
-        "k-FPF-CE on Seq-PathMNIST by τ, of which k go into the stream, and the steps of a finetuning. Fewer finetunings are made than k, since S_g is known in the second task only.",
-    ]
-    if not own:
-        return [*lines, "", "Not measured."]
-    made = plain(own, "finetunings", lambda one: str(len(one.records[0].finetunings)))
-    return [*lines, "", *reported("k-tau", own, made), "", "![k and tau](study-k-tau-k-tau.svg)"]
-
-
-def buffer_epochs() -> list[str]:
-    own = found("buffer-epochs")
-    lines = [
-        "## The buffer, and the epochs",
-        "",
-        "ER on Seq-PathMNIST, and FPF of batch norm and the last layer after it.",
-    ]
-    if not ITEMS["buffer-epochs"].findings(own):  # one point of it is among the choices above
-        return [*lines, "", "Not measured."]
-    drawn = " ".join(f"![by {axis}](study-buffer-epochs-{axis}.svg)" for axis in ("buffer", "epochs"))
-    return [*lines, "", *reported("buffer-epochs", own, plain(own)), "", drawn]
-
-
-def stages() -> list[str]:
-    own = found("bn-dynamics")
-    by_stage = [dynamics.bn_stages(made) for made in own[0].records]
+def batch_norm_stages() -> dict[str, Any]:
+    """Return the changes of batch norm by stage."""
+    lines = measured("bn-dynamics")
+    by_run = [dynamics.bn_stages(run) for run in lines[0].records]
     rows = [
-        [stage, *(f"{mean(one[stage][task] for one in by_stage):.2g}" for task in range(len(changes)))]
-        for stage, changes in by_stage[0].items()
+        [stage, *(f"{mean(run[stage][task] for run in by_run):.2g}" for task in range(len(changes)))]
+        for stage, changes in by_run[0].items()
     ]
-    made = lined(["", *(f"to task {task + 2}" for task in range(len(rows[0]) - 1))], rows)
-    return [
-        "## Batch norm by stage",
-        "",
-        "Weights and biases of batch norm, mean absolute change from one task to the next: ResNet-18 on Seq-CIFAR-10, plain SGD, those of the shortcuts left out.",
-        "",
-        *reported("bn-dynamics", own, made),
-        "",
-        "![batch norm by stage](study-bn-dynamics-bn.svg)",
-    ]
+    header = ["", *(f"to task {task + 2}" for task in range(len(rows[0]) - 1))]
+    return study("bn-dynamics", lines, markdown_table(header, rows))
 
 
-def filters() -> list[str]:
-    own = found("filter-dynamics")
-    changes = own[0].records[0].details["filters"]
+def single_filters() -> dict[str, Any]:
+    """Return the changes of the filters of VGG-11."""
+    lines = measured("filter-dynamics")
     rows = []
-    for layer, moved in changes.items():
-        within, across = (sorted(moved[kind]) for kind in ("within", "across"))
-        tenth = across[len(across) * 9 // 10]
-        cells = [f"{median(within):.2g}", f"{median(across):.2g}", f"{tenth:.2g}", f"{across[-1]:.2g}"]
-        rows.append([layer, str(len(across)), *cells])
-    names = ["", "filters", "median within a task", "median as it changes", "exceeded by a tenth then", "largest then"]
-    return [
-        "## Single filters",
+    for layer, changes in lines[0].records[0].details["filters"].items():
+        within, across = (sorted(changes[kind]) for kind in ("within", "across"))
+        numbers = (median(within), median(across), across[len(across) * 9 // 10], across[-1])
+        rows.append([layer, str(len(across)), *(f"{number:.2g}" for number in numbers)])
+    header = [
         "",
-        "Mean absolute change of each filter of VGG-11 on Seq-CIFAR-10, plain SGD: from epoch to epoch of a task, and from the last of a task to the first of the next.",
-        "",
-        *reported("filter-dynamics", own, lined(names, rows)),
-        "",
-        "![how the changes of filters are distributed](study-filter-dynamics-filters.svg)",
+        "filters",
+        "median within a task",
+        "median at a shift",
+        "90th percentile at a shift",
+        "largest at a shift",
     ]
+    return study("filter-dynamics", lines, markdown_table(header, rows))
 
 
-def accuracies(own: Sequence[Measured]) -> list[Measured]:
-    return [one for one in own if one.line.metric == "accuracy"]
+def accuracy_lines(lines: Sequence[Measured]) -> list[Measured]:
+    """Return the lines that measure accuracy."""
+    return [line for line in lines if line.line.metric == "accuracy"]
 
 
-def accuracy_and_cost(one: Measured | None) -> tuple[str, str]:
-    if one is None:
+def accuracy_and_cost(line: Measured | None) -> tuple[str, str]:
+    """Return the accuracy and the TFLOPs of the finetuning as cells."""
+    if line is None:
         return "–", "–"
-    return one.shown, f"{mean(made.flops.get('finetune', 0) for made in one.records) / 1e12:.1f}"
+    return line.shown, f"{mean(run.flops.get('finetune', 0) for run in line.records) / 1e12:.1f}"
 
 
-def compared(own: Sequence[Measured], further: str = "", cell: Callable[[Measured], str] = lambda one: "") -> list[str]:
-    """Rows with the paper's numbers beside ours."""
-    names = ["", "paper", "ours", "seeds", "difference", "in s.e.", "TFLOPs", *([further] if further else [])]
+def finetunings(line: Measured) -> str:
+    """Return the number of finetunings as a cell."""
+    return str(len(line.records[0].finetunings))
+
+
+def comparison_table(
+    lines: Sequence[Measured], extra: str = "", cell: Callable[[Measured], str] = lambda line: ""
+) -> str:
+    """Return lines with the paper's numbers and ours."""
     rows = []
-    for one in own:
-        target = one.line.target
+    for line in lines:
+        target = line.line.target
         assert target is not None
-        errors = "–" if one.standard_errors is None else f"{one.standard_errors:+.1f}"
+        errors = "–" if line.standard_errors is None else f"{line.standard_errors:+.1f}"
+        name, paper = line.line.name.partition(", ")[0], f"{target.mean:.2f} ± {target.std:.2f}"
         cells = [
-            one.line.name.partition(", ")[0],
-            f"{target.mean:.2f} ± {target.std:.2f}",
-            one.shown,
-            str(len(one.records)),
+            name,
+            paper,
+            line.shown,
+            str(len(line.records)),
+            f"{line.difference:+.2f}",
+            errors,
+            f"{line.tflops:.0f}",
         ]
-        rows.append([*cells, f"{one.difference:+.2f}", errors, f"{one.tflops:.0f}", *([cell(one)] if further else [])])
-    return lined(names, rows)
+        rows.append([*cells, *([cell(line)] if extra else [])])
+    header = ["", "paper", "ours", "seeds", "difference", "in s.e.", "TFLOPs", *([extra] if extra else [])]
+    return markdown_table(header, rows)
 
 
-def plain(own: Sequence[Measured], further: str = "", cell: Callable[[Measured], str] = lambda one: "") -> list[str]:
-    """Rows that the paper draws, and gives no numbers of."""
-    names = ["", "accuracy", "seeds", "TFLOPs", *([further] if further else [])]
-    rows = [[one.line.name, one.shown, str(len(one.records)), f"{one.tflops:.0f}"] for one in own]
-    return lined(names, [[*row, cell(one)] if further else row for row, one in zip(rows, own, strict=True)])
-
-
-def lined(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(names) + " |", "| --- |" + " --- |" * (len(names) - 1)]
-    return lines + ["| " + " | ".join(cells) + " |" for cells in rows]
-
-
-def reported(command: str, own: Sequence[Measured], rows: Sequence[str]) -> list[str]:
-    """Where the numbers come from, the numbers, and what they say of the paper's claims."""
-    if not own:
-        return ["Not measured."]
-    records: list[record.Record] = [made for one in own for made in one.records]
-    seeds = max(len(one.records) for one in own)
-    minutes = sum(made.seconds["total"] for made in {made.id: made for made in records}.values()) / 60
-    took = f"{minutes:.0f} minutes" if minutes > 2 else f"{60 * minutes:.0f} seconds"
-    item = command.partition(" ")[0]
-    seeded = "" if "seeds" in ITEMS[item].unused_options else f" --seeds {seeds}"
-    return [
-        f"`forgetless reproduce {command}{seeded} --device cuda`; torch {records[0].versions['torch']}, {took} in sum, up to eight runs side by side.",
-        "",
-        *rows,
-        "",
-        *(f"- {'(one seed) ' if seeds == 1 else ''}{claim}" for claim in ITEMS[item].findings(own)),
+def plain_table(lines: Sequence[Measured], extra: str = "", cell: Callable[[Measured], str] = lambda line: "") -> str:
+    """Return lines that the paper draws without giving numbers."""
+    rows = [
+        [line.line.name, line.shown, str(len(line.records)), f"{line.tflops:.0f}", *([cell(line)] if extra else [])]
+        for line in lines
     ]
+    return markdown_table(["", "accuracy", "seeds", "TFLOPs", *([extra] if extra else [])], rows)

@@ -1,0 +1,75 @@
+"""Render the Markdown templates of benchmarks/templates with values that are computed from the committed records.
+
+A template holds the sentences; the Python file of the same name computes the values. A sentence whose truth depends on
+the records is either computed or wrapped in a claim, and a claim that does not hold stops the build:
+
+    {% call claim(block3 < both) %}Leaving out block3 lowers the accuracy.{% endcall %}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+TEMPLATES = Path(__file__).parent.parent / "templates"
+
+
+def claim(holds: bool, caller: Callable[[], str]) -> str:
+    """Return the text of a claim, or raise an error that quotes it if the records contradict it."""
+    text = caller()
+    if not holds:
+        raise ValueError(f"the records contradict this sentence: {text.strip()!r}; change the sentence in its template")
+    return text
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table without a final newline."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Return mean ± standard deviation."""
+    return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
+
+
+def fixed(value: float, digits: int = 1) -> str:
+    """Return a number with a fixed number of digits after the point."""
+    return f"{value:.{digits}f}"
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """Return a number with its sign."""
+    return f"{value:+.{digits}f}"
+
+
+def figures(value: float, count: int = 3) -> str:
+    """Return a number with a number of significant figures."""
+    return f"{value:.{count}g}"
+
+
+def grouped(value: float) -> str:
+    """Return a whole number with commas between the thousands."""
+    return f"{value:,.0f}"
+
+
+def render(name: str, values: Mapping[str, Any]) -> str:
+    """Return a template filled with values; a name without a value is an error.
+
+    Blocks may leave several blank lines, which become one.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    environment.globals |= {"claim": claim}
+    environment.filters |= {
+        "fixed": fixed, "signed": signed, "figures": figures, "grouped": grouped, "spread": spread, "mean": mean,
+    }  # fmt: skip
+    text = environment.get_template(name).render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
