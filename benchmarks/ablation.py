@@ -30,6 +30,7 @@ import speed
 from provenance import provenance
 
 WAYS = ("sgd", "er", "finetuning")
+MLP_WAYS = {10: ("sgd", "er", "der", "finetuning"), 128: ("sgd", "er")}  # by batch; finetuning draws its own batches
 KERNELS = {  # the module that asks whether its kernel can be used
     "descent": "forgetless.compute.engine",
     "gather": "forgetless.methods.loader",
@@ -84,7 +85,7 @@ def main() -> None:
                 network="resnet18" if cuda else "mlp", size=None, batch=batch, steps=200 if cuda or batch > 10 else 800,
                 device=arguments.device, precision="bf16" if cuda else "fp32", compile=False, threads=1, onednn=False,
             )  # fmt: skip
-            for way in WAYS if batch < 128 else WAYS[:2]:  # finetuning draws its own batches
+            for way in WAYS if cuda else MLP_WAYS[batch]:
                 for case in cases:
                     if time.perf_counter() - began > arguments.seconds:
                         return
