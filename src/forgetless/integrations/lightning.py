@@ -98,7 +98,7 @@ class FPFCallback(Callback):
                 self.fpf.observe(*joined(seen))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"ranks": self.fpf.processes.gathered(self.fpf.state_dict())}
+        return {"ranks": self.fpf.processes.gather(self.fpf.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._state = state_dict
