@@ -74,7 +74,8 @@ def main() -> None:
         for batch in (32,) if cuda else (10, 128):
             shape = argparse.Namespace(
                 network=arguments.network if cuda else "mlp", size=None, batch=batch,
-                steps=200 if cuda or batch > 10 else 800, device=arguments.device, precision="bf16" if cuda else "fp32", compile=False, threads=1, onednn=False,
+                steps=200 if cuda or batch > 10 else 800, device=arguments.device,
+                precision="bf16" if cuda else "fp32", compile=False, threads=1, onednn=False,
             )  # fmt: skip
             for way in WAYS if cuda else MLP_WAYS[batch]:
                 for case in cases:
