@@ -154,27 +154,6 @@ def _convolution_backward(
     return forward * (int(mask[0]) + int(mask[1]))
 
 
-def _attention(query: list[int], key: list[int], value: list[int], *args: Any, **kwargs: Any) -> int:
-    flops: int = flop_counter.sdpa_flop_count(query, key, value)
-    return flops
-
-
-def _attention_backward(
-    grad_out: list[int], query: list[int], key: list[int], value: list[int], *args: Any, **kwargs: Any
-) -> int:
-    flops: int = flop_counter.sdpa_backward_flop_count(grad_out, query, key, value)
-    return flops
-
-
-def _product(bias: list[int], a: list[int], b: list[int], *args: Any, **kwargs: Any) -> int:
-    flops: int = flop_counter.mm_flop(a, b)
-    return flops
-
-
-def _matrix_vector(matrix: list[int], vector: list[int], *args: Any, **kwargs: Any) -> int:
-    return 2 * math.prod(matrix)
-
-
 def _lstm(x: list[int], first: list[int], second: list[int], *args: Any, **kwargs: Any) -> int:
     """Return the cost of one layer in one direction on a CPU: each element passes through both matrices."""
     return 2 * math.prod(x[:-1]) * (math.prod(first) + math.prod(second))
@@ -193,12 +172,16 @@ def _twice(forward: Callable[..., int]) -> Callable[..., int]:
 _DISABLED = "__dynamo_disable"
 _CORRECTIONS = {
     torch.ops.aten.convolution_backward: _convolution_backward,
-    torch.ops.aten._addmm_activation: _product,
-    torch.ops.aten.mv: _matrix_vector,
+    torch.ops.aten._addmm_activation: lambda bias, a, b, *_, **__: flop_counter.mm_flop(a, b),
+    torch.ops.aten.mv: lambda matrix, vector, *_, **__: 2 * math.prod(matrix),
     torch.ops.aten.mkldnn_rnn_layer: _lstm,
     torch.ops.aten.mkldnn_rnn_layer_backward: _twice(_lstm),
     torch.ops.aten._cudnn_rnn: _recurrent,
     torch.ops.aten._cudnn_rnn_backward: _twice(_recurrent),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
+        flop_counter.sdpa_flop_count(query, key, value)
+    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda gradient, query, key, value, *_, **__: (
+        flop_counter.sdpa_backward_flop_count(gradient, query, key, value)
+    ),
 }

@@ -246,7 +246,7 @@ class Learner:
         return result
 
     def spend(self, phase: str, examples: int, *, backward: bool = False) -> None:
-        """Add the passes of so many examples to the ledger.
+        """Add the FLOPs of passes of ``examples`` examples to the ledger.
 
         Args:
             phase: The phase of the ledger.

@@ -44,9 +44,11 @@ def batch_norm(
 def count_batches(norms: Iterable[nn.BatchNorm2d], x: Tensor, passes: int) -> None:
     """Update the batch counters of all layers that the kernels normalise, at once."""
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    normalised = [bn for bn in norms if bn.num_batches_tracked is not None and _has_kernel(bn, x, dtype)]
-    if normalised:
-        torch._foreach_add_([bn.num_batches_tracked for bn in normalised], passes)
+    counters = [
+        bn.num_batches_tracked for bn in norms if bn.num_batches_tracked is not None and _has_kernel(bn, x, dtype)
+    ]
+    if counters:
+        torch._foreach_add_(counters, passes)
 
 
 def _has_kernel(bn: nn.BatchNorm2d, x: Tensor, dtype: torch.dtype) -> bool:

@@ -307,8 +307,8 @@ class Finetuning:
             inputs = x if self._augment is None else self._augment(x)
             if inputs is None:
                 raise TypeError("augment gave None; it must give the inputs, changed")
-            plain = step and self._engine is not None and self._loss is None and not self._distill
-            if plain and backpropagates(self._network, self._engine):
+            engine = None if self._loss is not None or self._distill else self._engine
+            if step and engine is not None and backpropagates(self._network, engine):
                 value, _, gradients = self._network.backpropagate(inputs, _labels(y))
                 return value, gradients
             try:
