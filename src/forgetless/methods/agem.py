@@ -31,8 +31,8 @@ class AGEM(Method):
         needed = learner.smallest_batch * learner.tasks
         if learner.buffer.capacity < needed:
             raise ValueError(
-                f"buffer is {learner.buffer.capacity}; with {learner.tasks} tasks agem needs {needed} or more, "
-                f"an equal share per task, since this network needs at least {learner.smallest_batch} examples per batch"
+                f"buffer is {learner.buffer.capacity}; with {learner.tasks} tasks agem needs {needed} or more, an "
+                f"equal share per task, since this network needs at least {learner.smallest_batch} examples per batch"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
