@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 BLOCK = 32  # channels per program
 TILE, BACKWARD_TILE, WARPS = 256, 128, 4  # rows per iteration; of twelve choices the fastest in eight lanes
-CHUNKS = 64  # at most so many partial sums per pass and channel
+CHUNKS = 64  # the most partial sums per pass and channel
 PROGRAMS = 128  # per launch: with 256 one run alone is faster, but eight lanes are slower
 
 
