@@ -7,7 +7,9 @@ interleaved in one process, and the record holds the median and the minimum over
 less than 5 % of every step is not worth its code.
 
 On a CPU the network is the MLP at batch 10 and 128, on one thread; times are CPU time of the process, so that other
-processes on the machine do not count. On a GPU it is ResNet-18 at batch 32 in bf16, captured, in one lane.
+processes on the machine do not count. On a GPU it is ResNet-18 (or ``--network mlp``) at batch 32 in bf16, captured, in
+one lane. The records ablation-*.json were made before the special cases that save less than 5 % were deleted: the
+one-node MLP, and the kernels and shortcuts for the update, cross-entropy, augmentation and 1×1 convolutions.
 """
 
 from __future__ import annotations
@@ -24,26 +26,19 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
 
 import speed
 from provenance import provenance
 
 WAYS = ("sgd", "er", "finetuning")
+MLP_WAYS = {10: ("sgd", "er", "der", "finetuning"), 128: ("sgd", "er")}  # by batch; finetuning draws its own batches
 KERNELS = {  # the module that asks whether its kernel can be used
-    "descent": "forgetless.compute.engine",
     "gather": "forgetless.methods.loader",
-    "buffer": "forgetless.repair.buffer",
-    "cross_entropy": "forgetless.compute.cross_entropy",
-    "augment": "forgetless.data.augment",
+    "reservoir": "forgetless.repair.buffer",
     "norm": "forgetless.networks.norm",
 }
-CPU = ("backpropagate", "quick and backpropagate", "onednn switch", "all")
-GPU = (*KERNELS, "shortcut", "all")
-
-
-def only_compiled(engine: Any, network: nn.Module) -> None:
-    """Stand in for ``Engine.suit`` without its oneDNN switch."""
+CPU = ("backpropagate", "onednn switch", "all")
+GPU = (*KERNELS, "all")
 
 
 @contextmanager
@@ -51,23 +46,20 @@ def without(case: str | None) -> Iterator[None]:
     """Switch one special case off."""
     with ExitStack() as stack:
         if case in ("backpropagate", "all"):
-            stack.enter_context(patch("forgetless.compute.engine.Engine.without_graph", lambda *_: None))
-        if case in ("quick and backpropagate", "all"):
-            stack.enter_context(patch("forgetless.compute.engine.Engine.plain_mlp", lambda *_: None))
+            for module in ("methods.learner", "repair.finetune"):
+                stack.enter_context(patch(f"forgetless.{module}.backpropagates", lambda *_: False))
         if case in ("onednn switch", "all"):
-            stack.enter_context(patch("forgetless.compute.engine.Engine.suit", only_compiled))
+            stack.enter_context(patch("forgetless.compute.engine.Engine.adapt", lambda *_, **__: None))
         for kernel, module in KERNELS.items():
             if case in (kernel, "all"):
-                stack.enter_context(patch(f"{module}.kernels", SimpleNamespace(serve=lambda _: False)))
-        if case in ("shortcut", "all"):
-            own = nn.Conv2d._conv_forward
-            stack.enter_context(patch("forgetless.networks.resnet.Shortcut._conv_forward", own))
+                stack.enter_context(patch(f"{module}.kernels", SimpleNamespace(can_serve=lambda _: False)))
         yield
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--network", default="resnet18", choices=["resnet18", "mlp"], help="the network on a GPU")
     parser.add_argument("--seconds", type=float, default=210, help="start no measurement after this many seconds")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--out", type=Path)
@@ -81,10 +73,11 @@ def main() -> None:
     for number in range(arguments.rounds + 1):  # the first round compiles kernels and is not counted
         for batch in (32,) if cuda else (10, 128):
             shape = argparse.Namespace(
-                network="resnet18" if cuda else "mlp", size=None, batch=batch, steps=200 if cuda or batch > 10 else 800,
-                device=arguments.device, precision="bf16" if cuda else "fp32", compile=False, threads=1, onednn=False,
+                network=arguments.network if cuda else "mlp", size=None, batch=batch,
+                steps=200 if cuda or batch > 10 else 800, device=arguments.device,
+                precision="bf16" if cuda else "fp32", compile=False, threads=1, onednn=False,
             )  # fmt: skip
-            for way in WAYS if batch < 128 else WAYS[:2]:  # finetuning draws its own batches
+            for way in WAYS if cuda else MLP_WAYS[batch]:
                 for case in cases:
                     if time.perf_counter() - began > arguments.seconds:
                         return

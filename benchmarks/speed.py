@@ -168,7 +168,7 @@ def main() -> None:
     options = (None, arguments.compile or None) if cuda else (arguments.threads, arguments.compile)
     torch.set_num_threads(arguments.threads)
     if arguments.onednn:
-        Engine.suit = lambda *_: None  # type: ignore[method-assign]
+        Engine.adapt = lambda *_, **__: None  # type: ignore[method-assign]
     cases = [(way, 1, False) for way in arguments.ways.split(",") if arguments.eager or not cuda]
     cases += [(way, int(n), True) for way in arguments.ways.split(",") for n in arguments.lanes.split(",") if cuda]
     for way, lanes, capture in cases:

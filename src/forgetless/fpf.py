@@ -335,7 +335,7 @@ class FPF:
 
     def _empty(self) -> list[int]:
         """The processes whose buffer is empty: if there is one, none of them finetunes."""
-        return [rank for rank, held in enumerate(self.processes.gathered(len(self.buffer))) if not held]
+        return [rank for rank, held in enumerate(self.processes.gather(len(self.buffer))) if not held]
 
     def _mark(self) -> None:
         self._steps_of_window = 0

@@ -1,4 +1,4 @@
-"""Several processes train one network together: the same choice, the same weights, the same as one process."""
+"""Processes that train one network together choose the same groups and end at the weights of one process."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "together.py"
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """What one process, and each of two, write of a case."""
+    """Return what one process, or each of two, wrote for a case."""
     folder = tmp_path_factory.mktemp("together")
     for count in (1, 2):
         in_processes(count, PROGRAM, folder)
@@ -25,8 +25,8 @@ def together(tmp_path_factory):
     ]
 
 
-def test_two_processes_are_one_with_the_same_data(together):
-    """Each has half of every batch and of the buffer; a finetuning takes all. Sums in another order: 1e-4."""
+def test_two_processes_equal_one_with_the_same_data(together):
+    """Each has half of every batch and of the buffer. Sums in another order differ by less than 1e-4."""
     (one,), (first, second) = together("whole", 1), together("whole", 2)
     assert first["weights"] == second["weights"]
     assert first["chosen"] == second["chosen"] == one["chosen"]
@@ -38,7 +38,7 @@ def test_two_processes_are_one_with_the_same_data(together):
     assert first["weights"] == pytest.approx(one["weights"], abs=1e-4)
 
 
-def test_a_small_buffer_is_shared_out_and_repairs_as_well(together):
+def test_a_shared_small_buffer_repairs_as_well(together):
     (one,), (first, second) = together("sampled", 1), together("sampled", 2)
     assert [first["capacity"], second["capacity"], one["capacity"]] == [30, 30, 60]
     assert not set(first["kept"]) & set(second["kept"])
@@ -48,22 +48,22 @@ def test_a_small_buffer_is_shared_out_and_repairs_as_well(together):
     assert min(first["accuracy"], one["accuracy"]) > 85
 
 
-def test_the_statistics_of_batch_norm_agree_after_a_finetuning(together):
+def test_batch_norm_statistics_agree_after_a_finetuning(together):
     first, second = together("norm", 2)
     assert "norm.stats" in first["chosen"]
     assert first["weights"] == second["weights"]
 
 
-def test_labels_that_are_none_have_no_weight_and_double_precision_stays(together):
-    """One process has 60 labels, the other a single one: the update is that of 61 together."""
+def test_unlabelled_examples_have_no_weight(together):
+    """One process has 60 labels and the other one; the update equals that of 61, in double precision."""
     (one,), (first, second) = together("unlabelled", 1), together("unlabelled", 2)
     assert first == second
     assert first["weights"] == pytest.approx(one["weights"], abs=1e-12)
     assert first["losses"] == pytest.approx(one["losses"], rel=1e-6)
 
 
-def test_a_process_without_examples_leaves_no_other_waiting(together):
-    """None of them finetunes, and all say whose buffer it is."""
+def test_an_empty_process_blocks_no_other(together):
+    """No process finetunes, and each error names the process with the empty buffer."""
     said = "the buffer{} is empty: call observe() after each training step, before finish()"
     assert together("starved", 1) == [{"done": [None, None], "error": said.format("")}]
     assert together("starved", 2) == [{"done": [None, None], "error": said.format(" of process 1")}] * 2
@@ -84,8 +84,8 @@ def test_a_group_of_one_is_one_process(alone):
     assert Processes().mean_over_examples([values], 3)[0] is values
 
 
-def test_finetuning_leaves_a_distributed_network_ready_for_the_next_step(alone):
-    """Its reducer waits for a backward() after each forward pass; a finetuning has none."""
+def test_finetuning_leaves_a_distributed_network_ready(alone):
+    """Its reducer waits for a backward() after each forward pass, but a finetuning calls none."""
     model = torch.nn.parallel.DistributedDataParallel(networks.mlp(4, inputs=3, hidden=(5,)))
     fpf = FPF(model, capacity=8, every=1, steps=2, groups="all")
     for _ in range(3):
@@ -102,7 +102,7 @@ class ThirdOfThree(Processes):
         super().__init__()
         self.count, self.rank = 3, 2
 
-    def _sum(self, values):  # the two others have one example each, of which everything is 10
+    def _sum(self, values):  # the two others have one example each, with values 10
         return values + torch.cat([torch.tensor([2.0]), torch.full((len(values) - 1,), 20.0)])
 
 

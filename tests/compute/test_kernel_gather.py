@@ -4,17 +4,17 @@ import torch
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU only")
 
 
-def test_the_kernel_gives_the_next_rows_and_their_labels_and_moves_on():
-    from forgetless.compute.kernels import gather as feed_cuda
+def test_the_kernel_returns_the_next_rows_and_labels():
+    from forgetless.compute.kernels import gather
 
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(300, generator=generator).cuda()
     labels = torch.randint(10, (300,), generator=generator).cuda()
     position = torch.zeros((), dtype=torch.int64, device="cuda")
-    at = 0
+    start = 0
     for size in (1, 10, 32, 100, 157):
-        rows, y = feed_cuda.take(order, position, labels, size)
-        assert torch.equal(rows, order[at : at + size])
+        rows, y = gather.take(order, position, labels, size)
+        assert torch.equal(rows, order[start : start + size])
         assert torch.equal(y, labels[rows])
-        at += size
-        assert int(position) == at
+        start += size
+        assert int(position) == start

@@ -5,10 +5,11 @@ import torch
 import torch.nn.functional as F
 
 from forgetless.networks import mlp, resnet18
+from forgetless.networks.mlp import backpropagates
 from helpers import learner, small_stream
 
 
-def test_an_update_is_that_of_torchs_sgd():
+def test_an_update_equals_torchs_sgd():
     torch.manual_seed(0)
     network = mlp(6, inputs=4)
     twin = copy.deepcopy(network)
@@ -23,7 +24,7 @@ def test_an_update_is_that_of_torchs_sgd():
 
 
 @pytest.mark.parametrize("frozen", ["", "fc1", "fc2", "fc3"])
-def test_a_fit_is_forward_cross_entropy_and_update_to_the_bit(frozen):
+def test_an_sgd_step_of_the_mlp_has_autograds_bits(frozen):
     torch.manual_seed(0)
     network = mlp(6, inputs=4)
     for name, parameter in network.named_parameters():
@@ -32,8 +33,8 @@ def test_a_fit_is_forward_cross_entropy_and_update_to_the_bit(frozen):
     mine, other = (learner(one, small_stream(), lr=0.3, weight_decay=0.01) for one in (network, twin))
     for _ in range(3):
         x, y = torch.rand(5, 1, 2, 2), torch.randint(6, (5,))
-        assert mine.engine.plain_mlp(network, x) is network
-        loss, logits = mine.fit(x, y)
+        assert backpropagates(network, mine.engine)
+        loss, logits = mine.step_on(x, y)
         expected = twin(x)
         assert torch.equal(logits, expected)
         assert torch.equal(loss, F.cross_entropy(expected, y))
@@ -44,26 +45,26 @@ def test_a_fit_is_forward_cross_entropy_and_update_to_the_bit(frozen):
             assert torch.equal(one, two)
 
 
-def test_a_fit_of_another_network_is_too():
+def test_an_sgd_step_of_a_resnet_has_autograds_bits():
     torch.manual_seed(0)
     network = resnet18(6, width=4)
     twin = copy.deepcopy(network)
     x, y = torch.rand(4, 3, 8, 8), torch.randint(6, (4,))
-    loss, _ = learner(network, small_stream(), lr=0.3).fit(x, y)
+    loss, _ = learner(network, small_stream(), lr=0.3).step_on(x, y)
     learner(twin, small_stream(), lr=0.3).update(F.cross_entropy(twin(x), y))
     assert not loss.requires_grad
     for one, two in zip(network.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, two)
 
 
-def test_a_parameter_the_loss_does_not_reach_stays():
+def test_a_parameter_outside_the_loss_stays():
     network = mlp(6, inputs=4)
     before = network.fc1.weight.detach().clone()
     learner(network, small_stream()).update(network.fc3.bias.sum())
     assert torch.equal(network.fc1.weight, before)
 
 
-def test_replay_draws_from_the_buffer_and_prepares_the_images():
+def test_replay_draws_from_the_buffer_and_augments():
     mine = learner(mlp(6, inputs=4), small_stream(), capacity=10)
     mine.buffer.add({"x": torch.full((5, 1, 2, 2), 51, dtype=torch.uint8), "y": torch.arange(5)})
     rows = mine.replay()
@@ -80,19 +81,19 @@ def test_flops_are_counted_once_and_added_each_time():
     network = mlp(6, inputs=4, hidden=())
     mine = learner(network, small_stream())
     for _ in range(3):
-        mine.counted("train", "key", lambda: network(torch.rand(2, 4)))
+        mine.run_counted("train", "key", lambda: network(torch.rand(2, 4)))
     assert mine.ledger.to_dict() == {"train": 3 * 2 * 2 * 4 * 6}
     mine.spend("memory", 10)
     mine.spend("memory", 10, backward=True)
     assert mine.ledger.flops("memory") == 10 * 2 * 24 + 10 * 6 * 24
 
 
-def test_a_method_that_declares_no_memory_has_none():
+def test_without_declared_memory_there_is_no_buffer():
     with pytest.raises(ValueError, match='has no buffer: its memory is "none"; declare memory = "reservoir"'):
         _ = learner(mlp(6, inputs=4), small_stream()).buffer
 
 
-def test_flops_of_one_small_example_are_counted_for_a_network_with_batch_norm():
+def test_batch_norm_allows_counting_one_small_example():
     mine = learner(resnet18(6, channels=1, width=2), small_stream())  # 2×2 images: one pixel in the last blocks
     mine.spend("memory", 3)
     assert mine.ledger.flops("memory") > 0

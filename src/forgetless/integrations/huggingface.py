@@ -68,7 +68,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         """Resume from a checkpoint or begin a task, and start to collect batches."""
         check(self.fpf, args, named.get("model"))
         self.fpf.settle()
-        self._training = self.fpf.processes.gathered(uuid4().hex)[0]
+        self._training = self.fpf.processes.gather(uuid4().hex)[0]
         if state.global_step:
             self._load(args, state)
         elif self.tasks and self.fpf.step:

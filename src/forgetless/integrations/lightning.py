@@ -103,7 +103,7 @@ class FPFCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every process, for a checkpoint."""
-        return {"ranks": self.fpf.processes.gathered(self.fpf.state_dict())}
+        return {"ranks": self.fpf.processes.gather(self.fpf.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of a checkpoint until its training resumes."""

@@ -28,11 +28,11 @@ class AGEM(Method):
     memory: ClassVar[str] = "own"
 
     def begin(self, learner: Learner) -> None:
-        needed = learner.least * learner.tasks
+        needed = learner.smallest_batch * learner.tasks
         if learner.buffer.capacity < needed:
             raise ValueError(
-                f"buffer is {learner.buffer.capacity}; with {learner.tasks} tasks agem needs {needed} or more, "
-                f"an equal share per task, since this network needs at least {learner.least} examples per batch"
+                f"buffer is {learner.buffer.capacity}; with {learner.tasks} tasks agem needs {needed} or more, an "
+                f"equal share per task, since this network needs at least {learner.smallest_batch} examples per batch"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -30,7 +30,7 @@ class DER(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):
             old = learner.recall()
-            logits, old_logits = learner.passes(batch.x, old["x"])
+            logits, old_logits = learner.forward_each(batch.x, old["x"])
             loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(old_logits, old["logits"])
         else:
             logits = learner.forward(learner.augment(batch.x))

@@ -31,7 +31,7 @@ class DERpp(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):
             dark, labelled = learner.recall(), learner.recall()
-            logits, dark_logits, labelled_logits = learner.passes(batch.x, dark["x"], labelled["x"])
+            logits, dark_logits, labelled_logits = learner.forward_each(batch.x, dark["x"], labelled["x"])
             loss = F.cross_entropy(logits, batch.y)
             loss = loss + self.alpha * F.mse_loss(dark_logits, dark["logits"])
             loss = loss + self.beta * F.cross_entropy(labelled_logits, labelled["y"])

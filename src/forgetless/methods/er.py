@@ -29,5 +29,5 @@ class ER(Method):
         if len(learner.buffer):
             old = learner.recall()
             x, y = torch.cat([x, old["x"]]), torch.cat([y, old["y"]])
-        loss, logits = learner.fit(learner.augment(x), y)
+        loss, logits = learner.step_on(learner.augment(x), y)
         return loss, {"logits": logits[: len(batch.y)]}

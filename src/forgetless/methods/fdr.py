@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.learner import Batch, Learner, evaluating, statistics_kept
+from forgetless.methods.learner import Batch, Learner, evaluating, restoring_buffers
 from forgetless.methods.method import Method
 
 
@@ -36,7 +36,7 @@ class FDR(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if len(learner.buffer):
             old = learner.recall()
-            logits, old_logits = learner.passes(batch.x, old["x"])
+            logits, old_logits = learner.forward_each(batch.x, old["x"])
             loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(old_logits, old["logits"])
         else:
             logits = learner.forward(learner.augment(batch.x))
@@ -49,7 +49,7 @@ class FDR(Method):
         share = max(1, learner.buffer.capacity // (number + 1))
         new = task.train.sample(share, learner.generator)
         parts = new.x.to(learner.device).tensor_split(max(1, len(new) // learner.batch))
-        mode = statistics_kept if len(new) >= learner.least else evaluating
+        mode = restoring_buffers if len(new) >= learner.smallest_batch else evaluating
         with mode(learner.network):
             logits = torch.cat([learner.forward(learner.augment(part)) for part in parts])
         learner.spend("memory", len(new))

@@ -72,7 +72,7 @@ class GDumb(Method):
                 staged_rows[: len(rows)].copy_(rows)
                 fit = partial(self._fit, learner, staged_rows[: len(rows)], rate, box if mixes else None)
                 call = partial(learner.engine.call, ("train", len(rows), mixes), fit)
-                learner.counted("train", len(rows), call)
+                learner.run_counted("train", len(rows), call)
             self.epoch, self.numbers = epoch + 1, chance.get_state()
             yield
         self.epoch, self.numbers = 0, None

@@ -81,7 +81,7 @@ class HAT(Method):
         gates = [torch.sigmoid(s * leaf) for leaf in leaves]
 
         logits = self._forward_gated(learner, learner.augment(batch.x), gates)
-        entropy = F.cross_entropy(learner.among(logits, batch.task), batch.y)
+        entropy = F.cross_entropy(learner.within_task(logits, batch.task), batch.y)
         loss = entropy + self.c * sparsity(gates, self.used)
 
         gradients = learner.gradients(loss, leaves)

@@ -64,7 +64,7 @@ def probe(learner: Learner, hooks: Mapping[str, Callable[..., Any]]) -> None:
     The inputs are noise, or zeros for a network of tokens.
     """
     network = unwrap(learner.network)
-    x = learner.blank(2)
+    x = learner.zero_inputs(2)
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
     handles = [network.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]

@@ -1,8 +1,8 @@
-"""The batches of a task's training examples, in an order drawn anew each epoch.
+"""Load the batches of a task's training examples, in a new random order each epoch.
 
-Images on the run's device are gathered there, inside what is captured. Images that stay on the host (too many for the
-device, or a memory map) are gathered by a thread that works ahead, into pinned memory, and copied to a place on the
-device that stays the same; the batches are the same ones.
+Images on the run's device are gathered there, inside the captured step. Images that stay on the CPU (too many for the
+GPU, or a memory map) are gathered ahead by a thread into pinned memory and copied to a fixed place on the GPU. The
+batches are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -24,107 +24,124 @@ from forgetless.data.stream import Split
 SLOTS = 4  # batches gathered ahead
 
 
-def batch_sizes(examples: int, batch: int, least: int = 1) -> list[int]:
-    """Of the batches of an epoch: the last is what remains, and left out if that is fewer than ``least``."""
+def batch_sizes(examples: int, batch: int, smallest: int = 1) -> list[int]:
+    """Return the sizes of an epoch's batches.
+
+    The last batch is the remainder. It is left out if it has fewer than ``smallest`` examples and is not the only one.
+    """
     whole, rest = divmod(examples, batch)
-    return [batch] * whole + [rest] * (rest >= least or not whole)
+    return [batch] * whole + [rest] * (rest >= smallest or not whole)
 
 
-class Feed:
-    """Batches of ``split``: ``shuffle`` begins an epoch; for each size it gives, ``stage``, then ``take``."""
+@final
+class Loader:
+    """Loads the batches of one task: ``shuffle`` starts an epoch; each batch is first staged, then taken."""
 
-    def __init__(self, split: Split, batch: int, engine: Engine, generator: torch.Generator, *, least: int = 1) -> None:
+    def __init__(
+        self, split: Split, batch: int, engine: Engine, generator: torch.Generator, *, smallest: int = 1
+    ) -> None:
+        """Prepare to load.
+
+        Args:
+            split: The training examples.
+            batch: The number of examples per batch.
+            engine: The engine of the run.
+            generator: The random numbers of the order.
+            smallest: The least number of examples in a batch.
+        """
         self._split, self._batch, self._generator = split, batch, generator
         device = engine.device
         self._order = torch.zeros(len(split), dtype=torch.int64, device=device)
-        self._at = 0
-        self._losses = torch.zeros(len(split) + 1, device=device)  # of this epoch, each where its batch ends
-        self.sizes = batch_sizes(len(split), batch, least)
-        self._end = sum(self.sizes)
-        self._host = None if split.x.device == split.y.device else _Host(split, batch, device)
+        self._end = 0  # of the staged batch in the order
+        self._losses = torch.zeros(len(split) + 1, device=device)  # of this epoch, each at the end of its batch
+        self.sizes = batch_sizes(len(split), batch, smallest)
+        self._prefetcher = None if split.x.device == split.y.device else _Prefetcher(split, batch, device)
         self._position = torch.zeros((), dtype=torch.int64, device=device) if engine.captures else None
         self._range = torch.arange(batch, device=device)
 
-    def shuffle(self) -> list[int]:
-        """Begin an epoch; gives the sizes of its batches."""
+    def shuffle(self) -> None:
+        """Start an epoch with a new order."""
         self._losses.zero_()
         self._order.copy_(torch.randperm(len(self._split), generator=self._generator, device=self._order.device))
         self._begin(0)
-        return self.sizes
 
-    def _begin(self, at: int) -> None:
-        self._at = at
+    def _begin(self, start: int) -> None:
+        """Continue the epoch after the first ``start`` examples."""
+        self._end = start
         if self._position is not None:
-            self._position.fill_(at)
-        if self._host is not None and at < self._end:
-            self._host.begin(self._order[at : self._end].cpu().split(self._batch))
+            self._position.fill_(start)
+        if self._prefetcher is not None and start < sum(self.sizes):
+            self._prefetcher.begin(self._order[start : sum(self.sizes)].cpu().split(self._batch))
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of this epoch, and how much of it is done."""
-        return {"order": self._order.clone(), "at": self._at, "losses": self._losses.clone()}
+        """Return the order and the losses of this epoch, and how many examples are done."""
+        return {"order": self._order.clone(), "at": self._end, "losses": self._losses.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume the epoch of ``state_dict``."""
         self._order.copy_(state["order"])
         self._losses.copy_(state["losses"])
         self._begin(state["at"])
 
     def stage(self, size: int) -> None:
-        """The host's part of the next batch; not captured."""
-        self._at += size
-        if self._host is not None:
-            self._host.stage()
+        """Do the CPU's part of loading the next batch, which is never captured."""
+        self._end += size
+        if self._prefetcher is not None:
+            self._prefetcher.stage()
 
     def take(self, size: int) -> tuple[Tensor, Tensor]:
-        """The images and labels of the batch staged; reads only what stays in its place."""
+        """Return the images and labels of the staged batch. This part can be captured."""
         rows, y = self._rows(size)
-        return self._split.x.index_select(0, rows) if self._host is None else self._host.x[:size], y
+        return self._split.x.index_select(0, rows) if self._prefetcher is None else self._prefetcher.x[:size], y
 
     def _rows(self, size: int) -> tuple[Tensor, Tensor]:
-        """Which examples these are, and their labels."""
+        """Return the row numbers and labels of the staged batch."""
         labels = self._split.y
         if self._position is None:
-            rows = self._order[self._at - size : self._at]
+            rows = self._order[self._end - size : self._end]
             return rows, labels.index_select(0, rows)
-        if kernels.serve(labels) and labels.ndim == 1 and labels.is_contiguous():
-            from forgetless.compute.kernels import gather as feed_cuda
+        if kernels.can_serve(labels) and labels.ndim == 1 and labels.is_contiguous():
+            from forgetless.compute.kernels import gather  # imports Triton
 
-            if size <= feed_cuda.LARGEST:
-                return feed_cuda.take(self._order, self._position, labels, size)
+            if size <= gather.LARGEST:
+                return gather.take(self._order, self._position, labels, size)
         rows = self._order.index_select(0, self._range[:size] + self._position)
         self._position.add_(size)
         return rows, labels.index_select(0, rows)
 
-    def note(self, loss: Tensor) -> None:
-        """Write down the loss of the batch that was taken."""
+    def record_loss(self, loss: Tensor) -> None:
+        """Record the loss of the batch that was taken."""
         if self._position is None:
-            self._losses[self._at] = loss
+            self._losses[self._end] = loss
         else:
             self._losses.index_copy_(0, self._position.view(1), loss.float().view(1))
 
     def mean_loss(self) -> float:
-        """Of the batches of this epoch. The host waits here."""
+        """Return the mean loss of this epoch's batches. Synchronises with the GPU."""
         return float(self._losses.sum()) / len(self.sizes)
 
-    def first_bad(self) -> int:
-        """The batch of this epoch, from 0, whose loss was the first that is not finite."""
+    def first_bad_batch(self) -> int:
+        """Return the first batch of this epoch, from 0, whose loss is not finite."""
         end = int((~self._losses.isfinite()).nonzero()[0])
         return math.ceil(end / self._batch) - 1
 
     def close(self) -> None:
-        if self._host is not None:
-            self._host.close()
+        """Stop the thread that gathers images."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """Pinned memory for one batch, and the mark after which its last copy to the device is done."""
+    """Pinned memory for one batch, and the event after which its last copy to the GPU is done."""
 
     x: Tensor
     copied: torch.cuda.Event
 
 
-class _Host:
-    """Gathers batches from images on the host, a few ahead."""
+@final
+class _Prefetcher:
+    """Gathers batches of images on the CPU ahead of time."""
 
     def __init__(self, split: Split, batch: int, device: torch.device) -> None:
         self._images = split.x
@@ -133,30 +150,33 @@ class _Host:
         self._slots = [
             _Slot(torch.zeros(shape, dtype=split.x.dtype, pin_memory=True), torch.cuda.Event()) for _ in range(SLOTS)
         ]
-        self._thread = ThreadPoolExecutor(1, "feed")
-        self._ahead: deque[Future[tuple[_Slot, int]]] = deque()
-        self._left: deque[Tensor] = deque()
-        self._next = 0
+        self._thread = ThreadPoolExecutor(1, "loader")
+        self._gathered: deque[Future[tuple[_Slot, int]]] = deque()
+        self._waiting: deque[Tensor] = deque()
+        self._submitted = 0
 
     def begin(self, batches: tuple[Tensor, ...]) -> None:
-        self._left.extend(batches)
-        while len(self._ahead) < SLOTS and self._left:
+        """Start to gather these batches of row numbers."""
+        self._waiting.extend(batches)
+        while len(self._gathered) < SLOTS and self._waiting:
             self._submit()
 
     def stage(self) -> None:
-        slot, size = self._ahead.popleft().result()
+        """Copy the next batch to the GPU."""
+        slot, size = self._gathered.popleft().result()
         self.x[:size].copy_(slot.x[:size], non_blocking=True)
         slot.copied.record()
-        if self._left:
+        if self._waiting:
             self._submit()
 
     def close(self) -> None:
+        """Stop the thread."""
         self._thread.shutdown()
 
     def _submit(self) -> None:
-        slot = self._slots[self._next % SLOTS]
-        self._next += 1
-        self._ahead.append(self._thread.submit(self._gather, slot, self._left.popleft()))
+        slot = self._slots[self._submitted % SLOTS]
+        self._submitted += 1
+        self._gathered.append(self._thread.submit(self._gather, slot, self._waiting.popleft()))
 
     def _gather(self, slot: _Slot, rows: Tensor) -> tuple[_Slot, int]:
         slot.copied.synchronize()

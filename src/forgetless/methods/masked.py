@@ -27,6 +27,6 @@ class Masked(Method):
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
-        loss = F.cross_entropy(learner.among(logits, batch.task), batch.y)
+        loss = F.cross_entropy(learner.within_task(logits, batch.task), batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

@@ -69,7 +69,7 @@ class PackNet(Method):
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
-        loss = F.cross_entropy(learner.among(logits, batch.task), batch.y)
+        loss = F.cross_entropy(learner.within_task(logits, batch.task), batch.y)
         learner.descend(learner.gradients(loss), scale=learner.trained(self.masks))
         return loss.detach(), {"logits": logits.detach()}
 
@@ -91,7 +91,7 @@ class PackNet(Method):
         for rows in learner.batches(order):
             part = task.train.subset(rows)
             step = partial(self.step, learner, Batch(part.x, part.y, number))
-            learner.counted("consolidate", (len(rows), number > 0), step)
+            learner.run_counted("consolidate", (len(rows), number > 0), step)
 
     def predict_task(self, learner: Learner, x: Tensor, task: int) -> Tensor:
         if task >= self.ended - 1 or learner.finetuned:

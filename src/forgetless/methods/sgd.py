@@ -25,5 +25,5 @@ class SGD(Method):
 
 def sgd_step(learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     """Take one step of SGD along the cross-entropy of a batch."""
-    loss, logits = learner.fit(learner.augment(batch.x), batch.y)
+    loss, logits = learner.step_on(learner.augment(batch.x), batch.y)
     return loss, {"logits": logits}

@@ -1,4 +1,4 @@
-"""The networks of the paper. Each has ``features(x)``, what its last layer sees, beside ``forward``."""
+"""The networks of the paper. Besides ``forward`` each has ``features(x)``, which returns the last layer's input."""
 
 from forgetless.networks.mlp import MLP, mlp
 from forgetless.networks.resnet import ResNet, resnet18, resnet18_imagenet

@@ -1,23 +1,24 @@
-"""The multi-layer perceptron of the paper: 784-100-100-10 with ReLU, 89,610 parameters.
+"""The multi-layer perceptron (MLP) of the paper: 784-100-100-10 with ReLU, 89,610 parameters.
 
-Weights start from Xavier's uniform distribution (Glorot & Bengio 2010), biases from 0, as the DER authors' do. From
-PyTorch's default, which is half as wide, all methods end a little lower on Seq-MNIST, and the first layer moves less.
+Initial weights come from Xavier's uniform distribution (Glorot & Bengio 2010) and initial biases are 0, as in the code
+of the DER authors. With PyTorch's default weights, which are half as wide, all methods end slightly lower on Seq-MNIST
+and the first layer moves less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from forgetless.compute.engine import Engine
 from forgetless.compute.modules import hooked
 
 
 class MLP(nn.Module):
-    """Linear layers ``fc1`` … ``fcN`` with ReLU between them; any input is flattened first."""
+    """Linear layers ``fc1`` … ``fcN`` with ReLU between them. Inputs are flattened first."""
 
     def __init__(self, sizes: Sequence[int], *, xavier: bool) -> None:
         super().__init__()
@@ -30,7 +31,7 @@ class MLP(nn.Module):
             self.add_module(f"fc{i + 1}", layer)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees."""
+        """Return the input of the last layer."""
         x = x.flatten(1)  # (batch, inputs)
         for i in range(1, self.depth):
             x = self.get_submodule(f"fc{i}")(x).relu()
@@ -41,93 +42,74 @@ class MLP(nn.Module):
         return logits
 
     @property
-    def plain(self) -> bool:
-        """Whether it is what this file builds: nothing overridden, added, shared, replaced, parametrised or hooked."""
+    def unchanged(self) -> bool:
+        """Return whether no layer was overridden, added, shared, replaced, parametrised or hooked."""
         layers = [layer for layer in self._modules.values() if layer is not None]
         return (
             type(self) is MLP
             and list(self._modules) == [f"fc{i + 1}" for i in range(len(layers))]
             and len(layers) == self.depth
             and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
-            and list(map(id, self.parameters())) == list(map(id, self._tensors()))
+            and list(map(id, self.parameters())) == [id(p) for pair in self._weights_and_biases() for p in pair]
             and not any(map(hooked, [self, *layers]))
-            and not any(tensor._backward_hooks for tensor in self.parameters())
+            and not any(parameter._backward_hooks for parameter in self.parameters())
         )
 
-    def quick(self, x: Tensor) -> Tensor:
-        """``forward`` as one node of the graph; without second derivatives and hooks of layers.
-
-        The same bits on a CPU. On a GPU a layer and its ReLU are one kernel, which may round otherwise.
-        """
-        logits: Tensor = _Layers.apply(x.flatten(1), *self._tensors())  # type: ignore[no-untyped-call]
-        return logits
-
     @torch.no_grad()
-    def backpropagate(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tensor | None]]:
-        """The cross-entropy, the logits, and the gradient of each parameter that takes one: autograd's bits, no graph.
+    def backpropagate(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return the cross-entropy, the logits and the gradients, with autograd's bits but without its graph.
 
-        At batch 10 autograd's own work takes as long as the arithmetic.
+        It saves 17 to 23 % of a step of SGD, ER and finetuning at batch 10, and 8 to 14 % at batch 128
+        (ablation-arm.json).
+
+        Returns:
+            The loss, the logits, and the gradient of each parameter that takes one, in the order of ``parameters()``.
         """
-        tensors = self._tensors()
-        inputs, logits = _forward(x.flatten(1), tensors)
+        layers = self._weights_and_biases()
+        inputs = [x.flatten(1)]  # of each layer
+        for weight, bias in layers[:-1]:
+            inputs.append(torch._addmm_activation(bias, inputs[-1], weight.t()))  # with ReLU
+        weight, bias = layers[-1]
+        logits = torch.addmm(bias, inputs[-1], weight.t())
         aten = torch.ops.aten
         scores = aten._log_softmax(logits, 1, False)
-        loss, weight = aten.nll_loss_forward(scores, y, None, 1, -100)
-        one = torch.ones((), dtype=loss.dtype)
-        gradient = aten.nll_loss_backward(one, scores, y, None, 1, -100, weight)
+        loss, total = aten.nll_loss_forward(scores, y, None, 1, -100)
+        gradient = aten.nll_loss_backward(torch.ones_like(loss), scores, y, None, 1, -100, total)
         gradient = aten._log_softmax_backward_data(gradient, scores, 1, scores.dtype)
-        needed = [False, *(tensor.requires_grad for tensor in tensors)]
-        return loss, logits, _backward(gradient, inputs, tensors[::2], needed)[1:]
+        gradients: list[Tensor] = []  # from the last parameter to the first
+        lowest = min((i for i, pair in enumerate(layers) if any(p.requires_grad for p in pair)), default=self.depth)
+        for i in range(self.depth - 1, lowest - 1, -1):
+            weight, bias = layers[i]
+            if bias.requires_grad:
+                gradients.append(gradient.sum(0))
+            if weight.requires_grad:
+                gradients.append(gradient.t().mm(inputs[i]))
+            if i > lowest:
+                gradient = aten.threshold_backward(gradient.mm(weight), inputs[i], 0)  # of the ReLU below
+        return loss, logits, gradients[::-1]
 
-    def _tensors(self) -> list[Tensor]:
-        """Weight and bias of each layer."""
-        return [tensor for layer in self._modules.values() for tensor in (layer.weight, layer.bias)]  # type: ignore[union-attr, misc]
-
-
-class _Layers(torch.autograd.Function):
-    """Linear layers with ReLU between them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
-        inputs, x = _forward(x, parameters)
-        ctx.save_for_backward(*inputs, *parameters[::2])
-        return x
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        depth = len(ctx.saved_tensors) // 2
-        return tuple(_backward(gradient, ctx.saved_tensors[:depth], ctx.saved_tensors[depth:], ctx.needs_input_grad))
+    def _weights_and_biases(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the weight and bias of each layer."""
+        return [(layer.weight, layer.bias) for layer in self._modules.values()]  # type: ignore[union-attr, misc]
 
 
-def _forward(x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """What each layer sees, and what the last gives."""
-    inputs = [x]
-    for weight, bias in zip(parameters[:-2:2], parameters[1:-2:2], strict=True):
-        inputs.append(torch._addmm_activation(bias, inputs[-1], weight.t()))  # ReLU
-    return inputs, torch.addmm(parameters[-1], inputs[-1], parameters[-2].t())
+def backpropagates(network: nn.Module, engine: Engine) -> TypeGuard[MLP]:
+    """Return whether a step may use ``network.backpropagate``: for an unchanged MLP on a CPU in fp32.
 
-
-def _backward(
-    gradient: Tensor, inputs: Sequence[Tensor], weights: Sequence[Tensor], needed: Sequence[bool]
-) -> list[Tensor | None]:
-    """From the gradient of what the last layer gives, those needed: of x, then of each layer's weight and bias."""
-    found: list[Tensor | None] = [None] * len(needed)
-    for i in reversed(range(len(weights))):
-        if needed[1 + 2 * i]:
-            found[1 + 2 * i] = gradient.t().mm(inputs[i])
-        if needed[2 + 2 * i]:
-            found[2 + 2 * i] = gradient.sum(0)
-        if not any(needed[: 1 + 2 * i]):
-            break
-        gradient = gradient.mm(weights[i])
-        if i:
-            gradient = torch.ops.aten.threshold_backward(gradient, inputs[i], 0)
-    else:
-        found[0] = gradient
-    return found
+    The network is checked once per engine. On a GPU autograd's overhead is captured away.
+    """
+    if engine.cuda or engine.precision != "fp32" or not isinstance(network, MLP):
+        return False
+    return engine.persistent(("backpropagates", id(network)), lambda: network.unchanged)
 
 
 def mlp(classes: int, inputs: int = 784, hidden: Sequence[int] = (100, 100), *, xavier: bool = True) -> MLP:
-    """An MLP; groups ``fc1``, ``fc2``, … one a layer. ``xavier=False``: PyTorch's initial weights."""
+    """Return an MLP.
+
+    Args:
+        classes: The number of logits.
+        inputs: The number of inputs after flattening.
+        hidden: The widths of the hidden layers.
+        xavier: Whether to use Xavier's initial weights; otherwise PyTorch's.
+    """
     return MLP((inputs, *hidden, classes), xavier=xavier)

@@ -1,55 +1,20 @@
-"""ResNet-18 (He et al., 2016) in the two forms the paper uses.
+"""ResNet-18 (He et al. 2016) in the two forms that the paper uses.
 
-The small-image form has a 3×3 stride-1 stem and no pooling after it: 11,173,962 parameters at 10 classes. The ImageNet
-form has a 7×7 stride-2 stem and a 3×3 stride-2 max-pool. Both start from PyTorch's default initialisation.
+The form for small images has a 3×3 stem with stride 1 and no pooling after it: 11,173,962 parameters with 10 classes.
+The ImageNet form has a 7×7 stem with stride 2 and a 3×3 max-pool with stride 2. Both start from PyTorch's default
+initial weights, not from the normal distribution of the paper by He et al.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.networks.norm import batch_norm, count_batches
 
 
-class _Every(torch.autograd.Function):
-    """Of an image every so many pixels each way, from the first."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, stride: int) -> Tensor:
-        last = x.is_contiguous(memory_format=torch.channels_last)
-        ctx.format = torch.channels_last if last else torch.contiguous_format
-        ctx.shape, ctx.stride = x.shape, stride
-        return x[:, :, ::stride, ::stride].contiguous(memory_format=ctx.format)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        whole = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device, memory_format=ctx.format).zero_()
-        whole[:, :, :: ctx.stride, :: ctx.stride] = gradient
-        return whole, None
-
-
-class Shortcut(nn.Conv2d):
-    """A 1×1 convolution with a stride; in training on a GPU one without, of the pixels it takes.
-
-    cuDNN has no good kernels for those with a stride at small batches.
-    """
-
-    def __init__(self, channels: int, width: int, stride: int) -> None:
-        super().__init__(channels, width, 1, stride, bias=False)
-
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.training and x.is_cuda and x.ndim == 4 and not torch.compiler.is_compiling():
-            pixels: Tensor = _Every.apply(x, self.stride[0])  # type: ignore[no-untyped-call]
-            return F.conv2d(pixels, weight, bias)
-        y: Tensor = super()._conv_forward(x, weight, bias)
-        return y
-
-
 class BasicBlock(nn.Module):
+    """Two 3×3 convolutions with a shortcut around them: a 1×1 convolution where the shape changes."""
+
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, width, 3, stride, 1, bias=False)
@@ -58,22 +23,21 @@ class BasicBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != width:
-            self.shortcut = nn.Sequential(Shortcut(channels, width, stride), nn.BatchNorm2d(width))
+            self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor, passes: int = 1) -> Tensor:
         y = batch_norm(self.bn1, self.conv1(x), relu=True, passes=passes)
-        bn = self.shortcut[-1] if isinstance(self.shortcut, nn.Sequential) else None
-        if isinstance(self.shortcut, nn.Sequential) and isinstance(bn, nn.BatchNorm2d):
-            x = batch_norm(bn, self.shortcut[0](x), passes=passes)
-        else:
+        if isinstance(self.shortcut, nn.Sequential) and isinstance(self.shortcut[-1], nn.BatchNorm2d):
+            x = batch_norm(self.shortcut[-1], self.shortcut[0](x), passes=passes)
+        else:  # the identity, or a norm layer that the user chose
             x = self.shortcut(x)
         return batch_norm(self.bn2, self.conv2(y), relu=True, residual=x, passes=passes)
 
 
 class ResNet(nn.Module):
-    """``conv1``, ``bn1``, ``block1`` … ``block4``, ``fc``; two basic blocks each, widths w, 2w, 4w, 8w.
+    """``conv1``, ``bn1``, ``block1`` … ``block4``, ``fc``. Each block has two basic blocks; widths are w, 2w, 4w, 8w.
 
-    Called with ``passes`` = p, the batch is p batches one after the other, each with batch statistics of its own.
+    With ``passes`` = p the batch is p batches in a row, each with its own batch statistics.
     """
 
     def __init__(self, classes: int, channels: int, width: int, *, imagenet: bool) -> None:
@@ -92,7 +56,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(8 * width, classes)
 
     def features(self, x: Tensor, passes: int = 1) -> Tensor:
-        """What the last layer sees: the spatial mean of ``block4``."""
+        """Return the input of the last layer: the spatial mean of ``block4``."""
         count_batches((module for module in self.modules() if isinstance(module, nn.BatchNorm2d)), x, passes)
         x = self.pool(batch_norm(self.bn1, self.conv1(x), relu=True, passes=passes))  # (batch, width, height, width)
         for stage in (self.block1, self.block2, self.block3, self.block4):
@@ -106,14 +70,15 @@ class ResNet(nn.Module):
 
 
 def _stage(channels: int, width: int, stride: int) -> nn.Sequential:
+    """Return two basic blocks, the first with the stride."""
     return nn.Sequential(BasicBlock(channels, width, stride), BasicBlock(width, width, 1))
 
 
 def resnet18(classes: int, channels: int = 3, width: int = 64) -> ResNet:
-    """ResNet-18 for small images (28×28 to 64×64)."""
+    """Return a ResNet-18 for small images (28×28 to 64×64); ``width`` is the number of channels of its stem."""
     return ResNet(classes, channels, width, imagenet=False)
 
 
 def resnet18_imagenet(classes: int, channels: int = 3, width: int = 64) -> ResNet:
-    """ResNet-18 for images of about 224×224."""
+    """Return a ResNet-18 for images of about 224×224; ``width`` is the number of channels of its stem."""
     return ResNet(classes, channels, width, imagenet=True)

@@ -1,7 +1,7 @@
-"""VGG-11 (Simonyan & Zisserman, 2014) for small images, without batch norm.
+"""VGG-11 (Simonyan & Zisserman 2014) for small images, without batch norm.
 
-The paper names three fully connected layers and their shares of parameters (0.32 % and 1.69 %), which no layout tried
-reproduces. Chosen here: 512-512-classes without dropout, 9,750,922 parameters at 10 classes and 3 channels.
+The paper states three fully connected layers and their shares of the parameters (0.32 % and 1.69 %). We found no layout
+with these shares, so ours is 512-512-classes without dropout: 9,750,922 parameters with 10 classes and 3 channels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class VGG11(nn.Module):
-    """``conv1``, ``block2`` … ``block5``, ``fc1`` … ``fc3``; a 2×2 max-pool ends ``conv1`` and every block."""
+    """``conv1``, ``block2`` … ``block5``, ``fc1`` … ``fc3``. A 2×2 max-pool follows ``conv1`` and ends every block."""
 
     def __init__(self, classes: int, channels: int) -> None:
         super().__init__()
@@ -23,16 +23,16 @@ class VGG11(nn.Module):
         self.fc1 = nn.Linear(512, 512)
         self.fc2 = nn.Linear(512, 512)
         self.fc3 = nn.Linear(512, classes)
-        for module in self.modules():  # with torch's own start nothing of the signal is left after eleven layers
+        for module in self.modules():  # PyTorch's default weights lose the signal in eleven layers
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def features(self, x: Tensor) -> Tensor:
-        """What the last layer sees."""
+        """Return the input of the last layer."""
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
         x = self.block5(self.block4(self.block3(self.block2(x))))
-        x = F.adaptive_max_pool2d(x, 1).flatten(1)  # (batch, 512), so images larger than 32×32 work too
+        x = F.adaptive_max_pool2d(x, 1).flatten(1)  # (batch, 512) for images larger than 32×32 too
         return F.relu(self.fc2(F.relu(self.fc1(x))))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,13 +41,14 @@ class VGG11(nn.Module):
 
 
 def _convolutions(channels: int, *widths: int) -> nn.Sequential:
+    """Return 3×3 convolutions with ReLU and a max-pool at the end."""
     layers: list[nn.Module] = []
     for width in widths:
         layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
         channels = width
-    return nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True))  # rounding up lets 28×28 images through
+    return nn.Sequential(*layers, nn.MaxPool2d(2, ceil_mode=True))  # 28×28 images need rounding up
 
 
 def vgg11(classes: int, channels: int = 3) -> VGG11:
-    """VGG-11 for small images (28×28 to 64×64)."""
+    """Return a VGG-11 for small images (28×28 to 64×64)."""
     return VGG11(classes, channels)

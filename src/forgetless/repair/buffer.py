@@ -228,10 +228,10 @@ class Buffer:
             slots = torch.tensor(list(taken.keys()), device="cpu")  # whatever torch's default
             rows = torch.tensor(list(taken.values()), device="cpu")
             batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
-        elif kernels.serve(numbers) and size <= 256:
-            from forgetless.compute.kernels import buffer as buffer_cuda
+        elif kernels.can_serve(numbers) and size <= 256:
+            from forgetless.compute.kernels import reservoir  # imports Triton
 
-            slots = buffer_cuda.reservoir_slots(numbers, self._counter, self.capacity)
+            slots = reservoir.reservoir_slots(numbers, self._counter, self.capacity)
         else:
             slots = reservoir_slots(numbers, self._counter, self.capacity)
             self._counter.add_(size)

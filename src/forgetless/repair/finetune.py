@@ -25,11 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.compute.cross_entropy import cross_entropy
-from forgetless.compute.descent import descend
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import joined, unwrap, without_reducer
+from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.groups import float_tensors, groups, statistics
 from forgetless.repair.settings import Finetune
@@ -214,7 +213,7 @@ class Finetuning:
         if engine is None and self._device.type == "cuda":
             wake_autograd(self._device)
         if engine is not None and engine.cuda:
-            self._schedule = engine.keep(self._key, lambda: _Schedule(steps, self._device))
+            self._schedule = engine.persistent(self._key, lambda: _Schedule(steps, self._device))
             self._schedule.begin([self._rate(step) for step in range(steps)])
             self._losses = self._schedule.losses
 
@@ -225,7 +224,7 @@ class Finetuning:
             torch.enable_grad(),
             _eager(),
             only(self._model, self.names) as parameters,
-            nullcontext() if self._engine is None else self._engine.holding(self._network),
+            nullcontext() if self._engine is None else self._engine.frozen_cast_once(self._network),
         ):
             try:
                 for _ in range(min(count, self.left)):
@@ -293,7 +292,8 @@ class Finetuning:
                 self._schedule.descend([p for p, _ in pairs], [g for _, g in pairs], value.detach())
                 return
             self._losses[step] = value.detach()
-            descend([p for p, _ in pairs], [g for _, g in pairs], self._rate(step))
+            if pairs:
+                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-self._rate(step))
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
@@ -307,11 +307,10 @@ class Finetuning:
             inputs = x if self._augment is None else self._augment(x)
             if inputs is None:
                 raise TypeError("augment gave None; it must give the inputs, changed")
-            if step and self._engine is not None and self._loss is None and not self._distill:
-                mlp = self._engine.without_graph(self._network, inputs)
-                if mlp is not None:
-                    value, _, found = mlp.backpropagate(inputs, _labels(y))
-                    return value, [gradient for gradient in found if gradient is not None]
+            engine = None if self._loss is not None or self._distill else self._engine
+            if step and engine is not None and backpropagates(self._network, engine):
+                value, _, gradients = self._network.backpropagate(inputs, _labels(y))
+                return value, gradients
             try:
                 logits = self._forward(self._model, inputs)
             except ValueError as error:
@@ -325,22 +324,16 @@ class Finetuning:
                 raise TypeError(f"forward gave a {type(logits).__name__}; it must give logits, a tensor")
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 _check_first(self._buffer, logits, len(y), self._loss, self._distill)
-            along = None
-            if self._loss is None and not self._distill:
-                value, root, along = cross_entropy(logits, _labels(y))
-            else:
-                value = root = self._objective(logits, rows)
+            value = self._objective(logits, rows)
         if not parameters:
             return value, ()
-        if not root.requires_grad:
+        if not value.requires_grad:
             raise ValueError(
                 "the loss does not depend on the tensors to finetune: forward or loss detaches it or is under "
                 "torch.no_grad(), or the network does not use them"
             )
-        if self._schedule is not None:
-            along = self._schedule.scaled(along)
-        sources = parameters if self._engine is None else self._engine.sources(root, parameters)
-        return value, torch.autograd.grad(root, sources, along, allow_unused=True)
+        rate = None if self._schedule is None else self._schedule.rate()
+        return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
 
     def _objective(self, logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
         value = F.cross_entropy(logits, _labels(rows["y"])) if self._loss is None else self._loss(logits, rows["y"])
@@ -402,13 +395,13 @@ class _Schedule:
         self.rates.copy_(torch.tensor(rates))
         self.step.zero_()
 
-    def scaled(self, along: Tensor | None) -> Tensor:
-        """The gradient of a loss times the rate of this step; ``along`` is that of the loss itself, if it is not 1."""
-        rate = self.rates.index_select(0, self.step)[0]
-        return rate if along is None else rate * along
+    def rate(self) -> Tensor:
+        """Return the learning rate of this step."""
+        return self.rates.index_select(0, self.step)[0]
 
     def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
-        descend(parameters, gradients)
+        if parameters:
+            torch._foreach_sub_(parameters, gradients)
         self.losses.index_copy_(0, self.step, loss.float().reshape(1))
         self.step.add_(1)
         self.checked = True

@@ -69,6 +69,6 @@ def explain_wrong_inputs(learner: Learner, method: Method, stream: Stream) -> It
         predicts_itself = type(method).predict is not Method.predict
         if predicts_itself or isinstance(error, NonFiniteError) or "CUDA" in str(error):
             raise
-        example = learner.blank(1)
+        example = learner.zero_inputs(1)
         images = f"images of {stream.name!r}, {tuple(example.shape[1:])} in {example.dtype}"
         raise ValueError(f"the network cannot take {images}: {error}") from error

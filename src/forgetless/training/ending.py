@@ -58,7 +58,7 @@ def evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
         run.network.load_state_dict(weights)
         if gathered is not None:
             method.load_state_dict(learner, gathered)
-            engine.forget("train")  # its captured graphs hold the tensors that were replaced
+            engine.discard_graphs("train")  # its captured graphs hold the tensors that were replaced
         engine.load_state_dict(random_state)
         learner.ledger.load_state_dict(ledger)
         learner.finetuned = finetuned

@@ -49,7 +49,7 @@ def evaluate(learner: Learner, method: Method, stream: Stream, batch: int = 1000
     """
     engine = learner.engine
     key = ("evaluate", id(stream), batch)
-    counts = engine.keep(key, lambda: _Counts(stream, learner.device))
+    counts = engine.persistent(key, lambda: _Counts(stream, learner.device))
     on_device = all(task.test.x.device == task.test.y.device for task in stream.tasks)
     if type(method).predict is Method.predict and not _has_predict_task(method) and on_device:
         engine.call(key, lambda: _count(counts, learner, method, batch))
@@ -83,7 +83,7 @@ def _count(counts: _Counts, learner: Learner, method: Method, batch: int) -> Non
                     )
                 task_logits = method.predict_task(learner, x, number) if _has_predict_task(method) else logits
                 best, predicted = logits.max(1)
-                predicted_in_task = learner.among(task_logits, number).argmax(1)
+                predicted_in_task = learner.within_task(task_logits, number).argmax(1)
                 hits = [(predicted == y).sum(), (predicted_in_task == y).sum(), best.isnan().sum()]
                 counts.values[:, number] += torch.stack(hits)
 

@@ -24,7 +24,7 @@ from forgetless.config.catalogue import nearest
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch
-from forgetless.methods.loader import Feed, batch_sizes
+from forgetless.methods.loader import Loader, batch_sizes
 from forgetless.methods.method import take_step
 from forgetless.repair.finetune import NonFiniteError
 from forgetless.repair.selection import STILL
@@ -160,7 +160,7 @@ def _train_task(run: RunState) -> Generator[Event]:
             yield from _train_epoch(run, loader)
         loader.close()
         run.loader = None
-        run.engine.forget("train")
+        run.engine.discard_graphs("train")
     if not run.trained:
         with run.clock.phase("train"):
             if not run.finishing:
@@ -182,7 +182,7 @@ def _train_task(run: RunState) -> Generator[Event]:
     position.epoch = 0
 
 
-def _train_epoch(run: RunState, loader: Feed) -> Generator[Event]:
+def _train_epoch(run: RunState, loader: Loader) -> Generator[Event]:
     """Train on the batches of one epoch, or on what is left of them."""
     position, repair = run.position, run.repair
     with run.clock.phase("train"):
@@ -205,7 +205,7 @@ def _train_epoch(run: RunState, loader: Feed) -> Generator[Event]:
     yield EpochEnded(position.task + 1, position.epoch + 1, loss, repair.groups(row), position.step)
 
 
-def _train_step(run: RunState, loader: Feed, size: int) -> Generator[Event]:
+def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
     """Take one step, finetune if that is due, and offer the batch to the buffer (Algorithm 2 of the paper)."""
     learner, engine, position = run.learner, run.engine, run.position
     resumed = run.repair.under_way  # the state was saved in the finetuning after this step
@@ -216,7 +216,7 @@ def _train_step(run: RunState, loader: Feed, size: int) -> Generator[Event]:
     cost = (size, min(stored, run.method.draws(learner)), position.task > 0)
     if run.settings.finetune is not None and run.settings.finetune.due(position.step) and stored:
         if not resumed:
-            run.pending = learner.counted("train", cost, lambda: _update(run, loader, size))
+            run.pending = learner.run_counted("train", cost, lambda: _update(run, loader, size))
             if engine.will_wait():
                 yield Waiting()
         repaired = yield from _finetune(run)
@@ -227,16 +227,16 @@ def _train_step(run: RunState, loader: Feed, size: int) -> Generator[Event]:
             yield repaired
     else:
         step = partial(engine.call, ("train", size, stored), lambda: _offer(run, _update(run, loader, size)))
-        learner.counted("train", cost, step)
+        learner.run_counted("train", cost, step)
     if run.offers:
         learner.buffer.advance(size)
 
 
-def _update(run: RunState, loader: Feed, size: int) -> dict[str, Tensor]:
+def _update(run: RunState, loader: Loader, size: int) -> dict[str, Tensor]:
     """Update the network on the next batch, and return what the buffer stores of it."""
     x, y = loader.take(size)
     loss, columns = take_step(run.method, run.learner, Batch(x, y, run.position.task))
-    loader.note(loss)
+    loader.record_loss(loss)
     if not run.offers:
         return {"x": x, "y": y}
     if missing := run.columns - columns.keys():
@@ -294,7 +294,7 @@ def _evaluate(run: RunState) -> Accuracies:
 
 def _steps(run: RunState) -> int:
     """Return the number of training steps of the run, and warn if k-FPF never finetunes during them."""
-    batches = [batch_sizes(len(task.train), run.settings.batch, run.learner.least) for task in run.tasks]
+    batches = [batch_sizes(len(task.train), run.settings.batch, run.learner.smallest_batch) for task in run.tasks]
     steps = sum(map(len, batches)) * run.settings.epochs
     finetune = run.settings.finetune
     if finetune is not None and (finetune.every or 0) > steps:
@@ -305,13 +305,13 @@ def _steps(run: RunState) -> int:
     return steps
 
 
-def _mean_loss(run: RunState, loader: Feed) -> float:
+def _mean_loss(run: RunState, loader: Loader) -> float:
     """Return the mean loss of the epoch, or raise ``NonFiniteError`` that names the first step that diverged."""
     mean = loader.mean_loss()
     if math.isfinite(mean):
         return mean
     position = run.position
-    step = position.step - len(loader.sizes) + loader.first_bad() + 1
+    step = position.step - len(loader.sizes) + loader.first_bad_batch() + 1
     x = run.stream.tasks[position.task].train.x
     advice = f"try a smaller lr than {run.settings.lr}, or a smaller weight of what the method adds to the loss"
     if x.is_floating_point() and not bool(x.isfinite().all()):

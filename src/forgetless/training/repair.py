@@ -122,5 +122,5 @@ class Repair:
         key, costs = ("finetune", chosen, size), self._learner.costs
         if key not in costs:
             with finetuning.only(self._network, chosen):
-                costs[key] = training_flops(self._network, self._learner.blank(size))
+                costs[key] = training_flops(self._network, self._learner.zero_inputs(size))
         return costs[key]

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.engine import Engine
-from forgetless.compute.flops import known
 from forgetless.compute.modules import compiled, unwrap
 from forgetless.config.fields import settings_of
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Learner
-from forgetless.methods.loader import Feed
+from forgetless.methods.loader import Loader
+from forgetless.networks.mlp import MLP
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.sensitivity import boundaries
 from forgetless.training.clock import Clock
@@ -67,14 +67,14 @@ class RunState:
         self.position = Position()
         self.measured = Measured()
         self.method, self.network, self.settings, self.engine = method, network, settings, engine
-        self.loader: Feed | None = None  # of the task under way
+        self.loader: Loader | None = None  # of the task under way
         self.pending: dict[str, Tensor] | None = None  # examples the buffer takes after the finetuning under way
         self.resumable = False  # whether a state may be saved now
         self.finishing = False  # whether the method's finish() is under way
         self.trained = False  # whether the run was resumed after its training
 
         network.to(engine.device).train()
-        engine.suit(network)
+        engine.adapt(compiled=compiled(network), small_products=isinstance(unwrap(network), MLP))
         if engine.channels_last:
             network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._stream = stream  # as it was passed: runs that share it also share its checksum
@@ -94,7 +94,6 @@ class RunState:
         self.learner = Learner(
             network, self.stream, lr=settings.lr, batch=settings.batch, replay=settings.replay,
             weight_decay=settings.weight_decay, buffer=self.buffer, engine=engine, seed=seed,
-            costs=_known_costs(method, network, stream, settings),
         )  # fmt: skip
         method.begin(self.learner)
         self.order = engine.generator(seed + 2)  # of the training examples
@@ -106,10 +105,12 @@ class RunState:
         set_frozen(unwrap(self.network), self.frozen)
         self.learner.take_parameters()
 
-    def load_task(self) -> Feed:
+    def load_task(self) -> Loader:
         """Return a new loader of the current task's training examples."""
         examples = self.tasks[self.position.task].train
-        self.loader = Feed(examples, self.settings.batch, self.engine, self.order, least=self.learner.least)
+        self.loader = Loader(
+            examples, self.settings.batch, self.engine, self.order, smallest=self.learner.smallest_batch
+        )
         return self.loader
 
     def result(self) -> Result:
@@ -240,16 +241,3 @@ def fits(stream: Stream, device: torch.device) -> bool:
     if device.type != "cuda" or stream.tasks[0].train.x.is_cuda:
         return True
     return stream.bytes < torch.cuda.mem_get_info(device)[0] / 2
-
-
-def _known_costs(method: Method, network: nn.Module, stream: Stream, settings: TrainSettings) -> dict[object, int]:
-    """Return the FLOPs that earlier runs of this process counted for the same steps.
-
-    Only for parts of forgetless, which their text describes fully. A compiled network always counts for itself: the
-    step that is counted is not compiled, and this must be the same step in every run.
-    """
-    if not (is_built_in(method) and is_built_in(unwrap(network))) or compiled(network):
-        return {}
-    trained = tuple(parameter.requires_grad for parameter in network.parameters())
-    tasks = stream.shape, stream.classes, len(stream.tasks)
-    return known((repr(network), trained, repr(method), *tasks, settings.replay, settings.freeze))

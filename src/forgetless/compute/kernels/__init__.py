@@ -1,4 +1,4 @@
-"""Whether kernels of one's own can be used: they are written in Triton, which most builds of torch for CUDA bring."""
+"""Kernels for GPUs, written in Triton, which most builds of torch for CUDA include."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 
 @cache
-def available() -> bool:
+def has_triton() -> bool:
+    """Return whether there is a GPU and Triton is installed."""
     return torch.cuda.is_available() and find_spec("triton") is not None
 
 
-def serve(x: Tensor) -> bool:
-    """Whether they can be used for this tensor; within ``torch.compile`` torch writes its own."""
-    return x.is_cuda and not torch.compiler.is_compiling() and available()
+def can_serve(x: Tensor) -> bool:
+    """Return whether a kernel may take this tensor. Within ``torch.compile`` torch writes its own kernels."""
+    return x.is_cuda and not torch.compiler.is_compiling() and has_triton()

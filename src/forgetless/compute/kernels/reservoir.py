@@ -1,4 +1,7 @@
-"""``buffer.reservoir_slots`` in one Triton kernel instead of a dozen, for a counter on the device."""
+"""The slots of a reservoir in one Triton kernel instead of a dozen, for ``repair/buffer.py``.
+
+It saves 13 % of an ER step of the MLP on an H200 (ablation-more-h200.json).
+"""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 @triton.jit
 def _slots(numbers, counter, slots, size, capacity, SIZE: tl.constexpr):
+    """Write the slots of all examples in one program."""
     example = tl.arange(0, SIZE)
     seen = tl.load(counter)
     count = seen + example
@@ -26,7 +30,7 @@ def _slots(numbers, counter, slots, size, capacity, SIZE: tl.constexpr):
 
 
 def reservoir_slots(numbers: Tensor, counter: Tensor, capacity: int) -> Tensor:
-    """The slot of each example, ``capacity`` if rejected; ``counter`` moves on by their number."""
+    """Return the slot of each example, ``capacity`` if it is rejected, and advance ``counter`` by their number."""
     slots = torch.empty_like(numbers)
     with torch.cuda.device_of(numbers):
         size = max(16, triton.next_power_of_2(len(numbers)))

@@ -1,9 +1,10 @@
-"""The kernels behind ``norm.batch_norm``, in Triton. Images are channels-last: a matrix with a row for each pixel.
+"""Batch norm with addition and ReLU in Triton, for ``networks/norm.py``.
 
-Forward: one kernel takes mean and squared deviation of chunks of rows, a second merges them (Chan et al. 1979) and
-writes the output. Backward likewise: sums over chunks, then the gradients. Where the ReLU let through is seen from x,
-with a residual from y, and then kept as the residual's gradient: reading is what takes time. Nothing is added
-atomically, so the same input gives the same bits.
+Images are channels-last: a matrix with one row per pixel. Forward, one kernel computes the mean and the squared
+deviation of chunks of rows; a second merges them (Chan et al. 1979) and writes the output. Backward, one kernel sums
+over chunks and a second writes the gradients. Memory traffic dominates, so the mask of the ReLU is computed again from
+x; with a residual it is read from y and stored in the residual's gradient. There are no atomic additions, so the same
+input returns the same bits.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,no-untyped-call"
@@ -18,17 +19,17 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-BLOCK = 32  # channels of a program
-TILE, BACKWARD_TILE, WARPS = 256, 128, 4  # rows it holds at a time; of twelve choices the fastest in eight lanes
-CHUNKS = 64  # partial sums of one pass and channel, at most
-PROGRAMS = 128  # wanted for one launch: with 256 one run alone is faster, and eight in lanes are slower
+BLOCK = 32  # channels per program
+TILE, BACKWARD_TILE, WARPS = 256, 128, 4  # rows per iteration; of twelve choices the fastest in eight lanes
+CHUNKS = 64  # the most partial sums per pass and channel
+PROGRAMS = 128  # per launch: with 256 one run alone is faster, but eight lanes are slower
 
 
 @triton.jit(do_not_specialize=["chunks", "chunk"])
 def _statistics(
     x, means, squares, rows, channels, chunks, chunk, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Mean and squared deviation of a chunk of rows, by sums around its first row, which is near enough."""
+    """Compute the mean and squared deviation of a chunk of rows, from sums around its first row for accuracy."""
     part = tl.program_id(0)
     start = (part // chunks) * rows + (part % chunks) * chunk
     end = tl.minimum(start + chunk, (part // chunks + 1) * rows)
@@ -51,7 +52,7 @@ def _statistics(
 
 @triton.jit
 def _merged(means, squares, turn, column, rows, channels, chunks, chunk, CHUNKS: tl.constexpr):
-    """Mean and variance of one pass."""
+    """Return the mean and variance of one pass."""
     part = tl.arange(0, CHUNKS)
     inside = (part < chunks)[:, None] & (column < channels)[None, :]
     at = (turn * chunks + part)[:, None] * channels + column[None, :]
@@ -70,6 +71,7 @@ def _apply(
     rows, channels, chunks, chunk, passes, momentum, epsilon,
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Write the output, the statistics of each pass and the running statistics."""
     part = tl.program_id(0)
     turn = part // chunks
     start = turn * rows + (part % chunks) * chunk
@@ -109,7 +111,7 @@ def _sums(
     dy, x, y, weight, bias, mean_of, rate_of, plain, weighted, dresidual, rows, channels, chunks, chunk,
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Σ g and Σ g · x̂ over a chunk of rows, g the gradient where the ReLU let through, the residual's too."""
+    """Sum g and g · x̂ over a chunk of rows, where g is the gradient behind the ReLU and of the residual."""
     part = tl.program_id(0)
     turn = part // chunks
     start = turn * rows + (part % chunks) * chunk
@@ -143,6 +145,7 @@ def _sums(
 
 @triton.jit
 def _totals(plain, weighted, turn, column, channels, chunks, CHUNKS: tl.constexpr):
+    """Return both sums of one pass."""
     part = tl.arange(0, CHUNKS)
     inside = (part < chunks)[:, None] & (column < channels)[None, :]
     at = (turn * chunks + part)[:, None] * channels + column[None, :]
@@ -155,6 +158,7 @@ def _gradients(
     rows, channels, chunks, chunk, passes,
     MASKED: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Write the gradients of x, of the weight and of the bias."""
     part = tl.program_id(0)
     turn = part // chunks
     start = turn * rows + (part % chunks) * chunk
@@ -191,12 +195,12 @@ def _gradients(
 
 
 class _Layout:
-    """How the rows of (batch, channels, height, width) are shared out to programs."""
+    """How programs share the rows of images (batch, channels, height, width)."""
 
     def __init__(self, x: Tensor, passes: int) -> None:
         batch, self.channels, height, width = x.shape
         self.passes = passes
-        self.rows = batch // passes * height * width  # of one pass
+        self.rows = batch // passes * height * width  # per pass
         self.columns = triton.cdiv(self.channels, BLOCK)
         wanted = max(1, min(CHUNKS, PROGRAMS // (passes * self.columns)))
         rows = triton.cdiv(self.rows, wanted)
@@ -208,12 +212,14 @@ class _Layout:
         return (self.passes * self.chunks, self.columns)
 
     def partial(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Room for two sums of each chunk."""
+        """Return memory for two sums of each chunk."""
         both = torch.empty((2, self.passes * self.chunks, self.channels), dtype=torch.float32, device=x.device)
         return both[0], both[1]
 
 
 class _BatchNorm(torch.autograd.Function):
+    """Launches the kernels."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, bn: nn.BatchNorm2d,
                 relu: bool, passes: int) -> Tensor:  # fmt: skip
@@ -258,6 +264,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def batch_norm(bn: nn.BatchNorm2d, x: Tensor, *, relu: bool, residual: Tensor | None, passes: int) -> Tensor:
+    """Return the normalised images; the arguments are those of ``networks.norm.batch_norm``."""
     x = x.contiguous(memory_format=torch.channels_last)
     if residual is not None:
         residual = residual.to(x.dtype).contiguous(memory_format=torch.channels_last)

@@ -6,8 +6,8 @@ from forgetless.repair.buffer import reservoir_slots
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU only")
 
 
-def test_the_kernel_gives_the_slots_of_algorithm_3():
-    from forgetless.compute.kernels import buffer as buffer_cuda
+def test_the_kernel_returns_the_slots_of_algorithm_3():
+    from forgetless.compute.kernels import reservoir
 
     generator = torch.Generator("cuda").manual_seed(0)
     for capacity in (1, 7, 40):
@@ -16,5 +16,5 @@ def test_the_kernel_gives_the_slots_of_algorithm_3():
             for step in range(8):
                 numbers = torch.randint(2**62, (size,), generator=generator, device="cuda")
                 expected = reservoir_slots(numbers, step * size, capacity)
-                assert torch.equal(buffer_cuda.reservoir_slots(numbers, counter, capacity), expected)
+                assert torch.equal(reservoir.reservoir_slots(numbers, counter, capacity), expected)
             assert int(counter) == 8 * size
