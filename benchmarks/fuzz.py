@@ -32,8 +32,8 @@ from forgetless.data.readers import cifar, images, medmnist, mnist
 from forgetless.data.readers.files import DataError
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments import run as build
+from forgetless.experiments.plan import read_plan
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import read_plan
 from forgetless.training.events import Stepped
 from provenance import provenance
 

@@ -20,8 +20,10 @@ from typing import Any
 
 from committed import add, search, search_file
 from forgetless.experiments import record
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import Planned
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.experiments.sweep import Done, Failed, Planned, sweep
+from forgetless.experiments.sweep import RunDone, RunFailed, sweep
 
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
 GRIDS: dict[str, dict[str, list[Any]]] = {
@@ -51,11 +53,11 @@ def settings(row: str, point: dict[str, Any], seed: int, *, validation: bool) ->
 
 def accuracies(runs: list[Settings], work: Path) -> Iterator[tuple[Settings, float]]:
     """Train some runs and yield the accuracy of each."""
-    for note in sweep([Planned(run, {}) for run in runs], work, workers=2, retry=True):
-        if isinstance(note, Failed):
-            raise ValueError(f"{note.settings.label}, seed {note.settings.seed}: {note.error}")
-        if isinstance(note, Done):
-            yield note.settings, record.read(record.path(work, note.settings)).accuracy
+    for event in sweep([Planned(run, {}) for run in runs], work, Execution(workers=2, retry=True)):
+        if isinstance(event, RunFailed):
+            raise ValueError(f"{event.settings.label}, seed {event.settings.seed}: {event.error}")
+        if isinstance(event, RunDone):
+            yield event.settings, record.read(record.path(work, event.settings)).accuracy
 
 
 def points(grid: dict[str, list[Any]]) -> list[dict[str, Any]]:

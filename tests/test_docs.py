@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import forgetless
 from forgetless.experiments import record
+from forgetless.experiments.plan import expand_plan, tomllib
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import plan, tomllib
 from helpers import command
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def test_readme_commands_exist(tmp_path):
 
 def test_readme_plan_expands_into_its_runs():
     (text,) = re.findall(r"```toml\n(.*?)```", README, re.S)
-    assert len(plan(tomllib.loads(text))) == 3 * 2 * (4 + 2)
+    assert len(expand_plan(tomllib.loads(text))) == 3 * 2 * (4 + 2)
 
 
 def test_readme_accuracies_match_the_record():

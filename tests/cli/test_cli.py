@@ -1,3 +1,5 @@
+"""What users see: output, files, and messages."""
+
 import dataclasses
 import json
 import re
@@ -8,11 +10,12 @@ import sys
 import pytest
 
 from forgetless import __version__
+from forgetless.cli import demo
 from forgetless.experiments import record
 from forgetless.experiments.settings import resolve
 from helpers import LIMIT, command, wait_until
 
-COMMAND = [sys.executable, "-c", "from forgetless.cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
 QUICK = ["--epochs", "1", "--batch", "50", "--replay", "50"]
 
 
@@ -22,7 +25,7 @@ def forgetless(*arguments, cwd, expect=0, **environment):
     return done
 
 
-def test_a_run_prints_its_table_and_leaves_its_record(tmp_path):
+def test_a_run_prints_a_table_and_writes_a_record(tmp_path):
     done = forgetless("run", "seq-digits", "derpp", "--fpf", "--alpha", "0.3", *QUICK, cwd=tmp_path)
     assert "fpf+derpp" in done.stdout
     assert "given:" in done.stderr
@@ -32,10 +35,10 @@ def test_a_run_prints_its_table_and_leaves_its_record(tmp_path):
     assert values["settings"]["options"] == {"alpha": 0.3}
     assert values["chosen"] == ["fc3"]
     again = forgetless("run", "seq-digits", "derpp", "--fpf", "--alpha=0.3", *QUICK, cwd=tmp_path)
-    assert "this run has a record already" in again.stderr
+    assert "this run is finished; remove runs/" in again.stderr
 
 
-def test_an_error_in_a_users_file_is_told_by_its_place(tmp_path):
+def test_an_error_in_user_code_shows_its_place(tmp_path):
     (tmp_path / "mine.py").write_text("def shapes():\n    return {}['images']\n")
     done = forgetless("run", "mine:shapes", "er", cwd=tmp_path, expect=1)
     said = done.stderr.splitlines()
@@ -45,14 +48,14 @@ def test_an_error_in_a_users_file_is_told_by_its_place(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_that_came_of_one_in_a_users_file_is_told_by_that_place(tmp_path):
+def test_an_error_caused_by_user_code_shows_its_place(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from forgetless.methods import Method\nclass Bytes(Method):\n    def step(self, learner, batch):\n"
         "        return learner.forward(batch.x)\n"
     )
     done = forgetless("run", "seq-digits", "mine:Bytes", *QUICK, cwd=tmp_path, expect=1)
     said = done.stderr.splitlines()
-    assert "images are bytes: learner.augment(batch.x)" in said[-2]
+    assert "Images are uint8; learner.augment(batch.x) returns inputs" in said[-2]
     assert said[-1].endswith("mine.py, line 4, in step: return learner.forward(batch.x)")
     assert "Traceback" not in done.stderr
 
@@ -67,7 +70,7 @@ def test_json_is_one_line(tmp_path):
     assert json.loads((tmp_path / "runs" / values["id"] / "record.json").read_text()) == values
 
 
-def test_a_run_is_logged_beside_its_record(tmp_path):
+def test_tensorboard_files_lie_next_to_the_record(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     done = forgetless("run", "seq-digits", "sgd", "--fpf", "--json", "--log", "tensorboard", *QUICK, cwd=tmp_path)
@@ -81,7 +84,7 @@ def test_a_run_is_logged_beside_its_record(tmp_path):
 
 
 @pytest.mark.parametrize("logger", ["wandb", "mlflow"])
-def test_a_run_is_logged_where_the_logger_says(logger, tmp_path):
+def test_a_logger_writes_where_its_settings_say(logger, tmp_path):
     where = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/tracked.db"}
     done = forgetless("run", "seq-digits", "sgd", "--log", logger, *QUICK, cwd=tmp_path, **where)
     assert "record: runs/" in done.stdout
@@ -89,7 +92,7 @@ def test_a_run_is_logged_where_the_logger_says(logger, tmp_path):
     assert [file.stat().st_size > 1000 for file in found] == [True]
 
 
-def test_groups_order_freeze_and_validation_reach_the_run(tmp_path):
+def test_list_options_reach_the_run(tmp_path):
     done = forgetless(
         "run", "seq-digits", "er", "--fpf", "--groups", "fc1,fc3", "--order", "9,8,7,6,5,4,3,2,1,0", "--freeze", "fc2",
         "--validation", "--seed", 3, "--json", *QUICK, cwd=tmp_path,
@@ -102,12 +105,19 @@ def test_groups_order_freeze_and_validation_reach_the_run(tmp_path):
     assert values["settings"]["seed"] == 3
 
 
-def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
-    done = forgetless("demo", "--seeds", 1, cwd=tmp_path)
+def test_the_demo_ends_with_a_table_and_a_page(tmp_path, monkeypatch, capsys):
+    short = {"epochs": 1, "batch": 50, "replay": 50}
+    repair = {"fpf": {"steps": 5}, "k-fpf": {"steps": 5, "every": 10}}
+    monkeypatch.setattr(
+        demo, "VARIANTS",
+        [(method, {**given, **short, **repair.get(given.get("repair"), {})}) for method, given in demo.VARIANTS],
+    )  # fmt: skip
+    demo.demo(tmp_path, seeds=1)
+    printed = capsys.readouterr().out
     for label in ("sgd", "fpf+sgd", "k-fpf-ce", "k-fpf-kd", "er", "fpf+er", "derpp", "fpf+derpp", "joint"):
-        assert label in done.stdout
-    assert "<svg" in (tmp_path / "forgetless-demo" / "report.html").read_text()
-    assert len(list(tmp_path.glob("forgetless-demo/*/record.json"))) == 9
+        assert label in printed
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert len(list(tmp_path.glob("*/record.json"))) == 9
 
 
 @pytest.mark.parametrize(
@@ -123,9 +133,12 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         ),
         (["run", "seq-digits", "own/mine.py:Mine"], "is a file; it must be module:object, own.mine:Mine"),
         (["run", "seq-digits", "/elsewhere/mine.py:Mine"], "is a file; it must be module:object, mine:Mine"),
-        (["run", "seq-digits", "er", "--alpha"], "error: --alpha is no option of this command"),
+        (
+            ["run", "seq-digits", "er", "--alpha"],
+            "error: --alpha is not an option of this command; as a setting of er it needs",
+        ),
         (["run", "seq-digits", "er", "--epochs", "0"], "error: epochs is 0; it must be a whole number of 1 or more"),
-        (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5; 10 examples are drawn at a time"),
+        (["run", "seq-digits", "er", "--buffer", "5"], "error: buffer is 5, but 10 examples are drawn at a time"),
         (["run", "seq-digits", "er", "--kd", "0.5"], "error: kd is a setting of FPF"),
         (["run", "seq-digits", "er", "--fpf", "--groups", "fc4"], "error: no group named 'fc4'; did you mean 'fc3'"),
         (["run", "seq-digits", "er", "--fpf", "--k-fpf"], "error: --fpf and --k-fpf exclude each other"),
@@ -141,11 +154,11 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
         (["run", "rot-mnist", "icarl"], "is missing: run `forgetless data get mnist`"),
         (["run", "seq-mnist", "er"], "is missing: run `forgetless data get mnist`, or set FORGETLESS_DATA"),
         (["data", "get", "mnits"], "error: no data set named 'mnits'; did you mean 'mnist'?"),
-        (["data", "get", "pacs"], "error: pacs has no address to fetch it from"),
+        (["data", "get", "pacs"], "error: pacs cannot be downloaded: request it from its authors"),
         (["run", "seq-digits", "er", "--lr", "1e20"], "error: the loss became nan at step "),
         (
             ["run", "seq-digits", "er", "--checkpoint-steps", "-1"],
-            "error: checkpoint_steps is -1; it must be 0 or more",
+            "error: checkpoint_steps is -1; it must be a whole number of 0 or more",
         ),
         (
             ["reproduce", "k-tau", "--rows", "er"],
@@ -155,13 +168,16 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
             ["reproduce", "bn-dynamics", "--buffer", "200"],
             "error: buffer is 200, but bn-dynamics has no buffer to choose",
         ),
-        (["reproduce", "filter-dynamics", "--retry"], "error: filter-dynamics is one run, in this process"),
+        (["reproduce", "filter-dynamics", "--retry"], "error: filter-dynamics is one run in this process"),
         (
             ["run", "seq-digits", "er", "--fpf", "--ft-lr", "0"],
             "error: ft_lr is 0.0; it must be",
         ),
         (["run", "seq-digits", "sgd", "--k-fpf", "--kd", "-1"], "error: kd is -1.0; it must be a finite number of 0"),
-        (["run", "seq-digits", "derpp", "--alpha", "nan"], "error: alpha is nan; it must be a number"),
+        (
+            ["run", "seq-digits", "derpp", "--alpha", "nan"],
+            "error: alpha is nan; it must be a finite number of 0 or more",
+        ),
         (
             ["search", "seq-digits", "sgd", "--fpf", "--distill"],
             "error: --distill adds λ to the paper's grid",
@@ -171,22 +187,25 @@ def test_the_demo_ends_with_a_table_and_a_page(tmp_path):
             "error: table1 has no row named 'fpf+err'; did you",
         ),
         (["reproduce", "tabel1"], "error: no table or figure named 'tabel1'; did you mean 'table1'? known: table1"),
-        (["reproduce"], "error: say what to reproduce: one of table1, mlp-vgg"),
+        (["reproduce"], "error: name what to reproduce: one of table1, mlp-vgg"),
         (["report", "runs", "--table", "t.xls"], "error: table is 't.xls'; its name must end in .csv or .tex"),
         (["rnu"], "error: No such command 'rnu'"),
         (["run", "seq-digits", "er", "--seed", "one"], "'one'"),
         (["run", "seq-digits", "er", "--lr", "fast"], "'fast'"),
         (["run", "seq-digits", "er", "--fpf", "--groups", ","], "error: groups is ','; it must be auto, all, or names"),
-        (["run", "seq-digits", "er", "--freeze", ""], "error: freeze is ''; it must be names of groups with commas"),
+        (["run", "seq-digits", "er", "--freeze", ""], "error: freeze is ''; it must be a list of names with commas"),
         (["run", "seq-digits", "sgd", "--weight-decay", "-1"], "error: weight_decay is -1.0; it must be a finite"),
-        (["run", "seq-digits", "derpp", "--alpha", "much"], "error: alpha is 'much'; it must be a number"),
+        (
+            ["run", "seq-digits", "derpp", "--alpha", "much"],
+            "error: alpha is 'much'; it must be a finite number of 0 or more",
+        ),
         (["run", "seq-digits", "sgd", "--network", "torch.nn:Linear"], "error: network 'torch.nn:Linear' is called"),
         (["run", "seq-digits", "sgd", "--network", "math:pi"], "error: network 'math:pi' is a float; it must be a"),
         (["reproduce", "table1", "--buffer", "123"], "with buffer 123; it has joint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_ends_with_one_line_that_says_what_would_be_right(arguments, message, tmp_path):
+def test_a_mistake_ends_with_one_helpful_line(arguments, message, tmp_path):
     done = forgetless(*arguments, cwd=tmp_path, expect=2, FORGETLESS_DATA=str(tmp_path / "empty"))
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -202,8 +221,8 @@ def test_data_is_listed_and_checked(tmp_path):
     assert "pathmnist" not in done.stdout
 
 
-def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
-    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "12"]
+def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path):
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "4"]
     often = ["--checkpoint-steps", "10"]
     given = call
 
@@ -217,7 +236,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 130, errors
-        assert "interrupted; the same command goes on" in errors
+        assert "interrupted; the same command resumes" in errors
         (file,) = tmp_path.rglob("runs/*/*")
         assert file.name == "checkpoint.safetensors"
         given = ["resume", str(file.parent)]
@@ -230,12 +249,12 @@ def test_an_interrupted_run_leaves_a_checkpoint_from_which_it_goes_on(tmp_path):
     )
     assert {**resumed, "seconds": 0} == {**alone, "seconds": 0}
     again = forgetless("resume", file.parent, "--json", cwd=tmp_path)
-    assert "this run has ended" in again.stderr
+    assert "this run is finished: " in again.stderr
     assert json.loads(again.stdout)["id"] == file.parent.name
     assert "error: there is no checkpoint nowhere" in forgetless("resume", "nowhere", cwd=tmp_path, expect=2).stderr
 
 
-def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
+def test_a_report_is_written_without_torch(tmp_path):
     for method in ("er", "sgd"):
         forgetless("run", "seq-digits", method, *QUICK, "--json", cwd=tmp_path)
     code = (
@@ -264,7 +283,7 @@ def test_a_report_of_records_is_a_page_and_a_table_without_torch(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_records_of_another_version_say_so(tmp_path):
+def test_records_of_another_version_are_named(tmp_path):
     for seed in ("0", "1"):
         forgetless("run", "seq-digits", "sgd", *QUICK, "--seed", seed, "--json", cwd=tmp_path)
     file = sorted(tmp_path.glob("runs/*/record.json"))[0]
@@ -273,19 +292,19 @@ def test_records_of_another_version_say_so(tmp_path):
     file.write_text(json.dumps(made))
     seed = str(made["settings"]["seed"])
     again = forgetless("run", "seq-digits", "sgd", *QUICK, "--seed", seed, cwd=tmp_path)
-    assert "it is not done again, made by version 0.1.0; to do it anew, remove it" in again.stderr
-    assert "sgd: its records were made by the versions 0.1.0, " in forgetless("report", "runs", cwd=tmp_path).stderr
+    assert "this run is finished (version 0.1.0); remove " in again.stderr
+    assert "sgd: its records come from the versions 0.1.0, " in forgetless("report", "runs", cwd=tmp_path).stderr
 
 
 def leave(made, out, seed, *, validation=False, **changes):
-    """A record of sgd on the digits, with numbers of another."""
+    """Write a record of SGD on the digits with the numbers of another record."""
     settings, _ = resolve("seq-digits", "sgd", {"seed": seed, "validation": validation})
     own = {"id": settings.id, "label": settings.label, "settings": settings.to_dict()}
     record.write(dataclasses.replace(made, **own, **changes), record.path(out, settings))
     return settings.id
 
 
-TOGETHER = {  # commands that put the records of two seeds together
+TOGETHER = {  # commands that average the records of two seeds
     "sweep": ["plan.toml"],
     "search": ["seq-digits", "sgd", "--grid", "grid.toml", "--seeds", 2],
     "reproduce": ["table1", "--quick", "--rows", "sgd"],
@@ -299,24 +318,24 @@ def plans(folder):
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_commands_that_mix_records_of_several_versions_say_so(name, records, tmp_path):
+def test_commands_name_mixed_versions(name, records, tmp_path):
     plans(tmp_path)
     leave(records[0], tmp_path / "runs", 0, validation=True)
     for seed in (0, 1):
         leave(records[seed], tmp_path / "runs", seed)
-    assert "its records were made by" not in forgetless(name, *TOGETHER[name], cwd=tmp_path).stderr
+    assert "its records come from" not in forgetless(name, *TOGETHER[name], cwd=tmp_path).stderr
     leave(records[1], tmp_path / "runs", 1, versions={"forgetless": "0.1.0"})
     done = forgetless(name, *TOGETHER[name], cwd=tmp_path)
-    assert f"sgd: its records were made by the versions 0.1.0, {__version__}\n" in done.stderr
+    assert f"sgd: its records come from the versions 0.1.0, {__version__}\n" in done.stderr
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_a_record_of_other_tasks_is_left_out_and_named(name, records, tmp_path):
+def test_a_record_of_other_tasks_is_skipped_and_named(name, records, tmp_path):
     plans(tmp_path)
     runs = tmp_path / "runs"
     leave(records[0], runs, 0, validation=True)
     ids = [leave(records[0], runs, 0), leave(records[1], runs, 1, accuracy_matrix=[[1.0]], anytime=[1.0], accuracy=1.0)]
-    kept, left = sorted(ids) if name == "report" else ids  # which takes the files by their names
+    kept, left = sorted(ids) if name == "report" else ids  # which sorts the files by name
     accuracy = record.read(runs / kept / "record.json").accuracy
     done = forgetless(name, *TOGETHER[name], cwd=tmp_path)
     assert (
@@ -324,7 +343,7 @@ def test_a_record_of_other_tasks_is_left_out_and_named(name, records, tmp_path):
         "groups of parameters: one is of code that was changed since; remove it\n"
     ) in done.stderr
     if name == "sweep":
-        assert done.stdout.splitlines()[-1] == "0 done, 2 already there, 0 failed; records: runs"
+        assert done.stdout.splitlines()[-1] == "0 done, 2 finished earlier, 0 failed; records: runs"
         assert re.search(rf"sgd +{accuracy:.1f} +\d", done.stdout)
     elif name == "report":
         row = (tmp_path / "table.csv").read_text().splitlines()[1].split(",")
@@ -339,7 +358,7 @@ def test_a_record_of_other_tasks_is_left_out_and_named(name, records, tmp_path):
         assert (row["records"], row["ours"]) == ([kept], [round(accuracy, 3), None])
 
 
-def test_of_two_records_of_the_same_settings_the_first_is_kept_and_one_with_other_numbers_named(records, tmp_path):
+def test_the_first_record_of_the_same_settings_counts(records, tmp_path):
     name = leave(records[0], tmp_path / "one", 0, accuracy=70.0)
     about = {"seconds": {"total": 9.0}, "versions": {"forgetless": "0.1.0"}, "sources": {"lr": "given"}}
     leave(records[0], tmp_path / "copy", 0, accuracy=70.0, **about)
@@ -352,7 +371,7 @@ def test_of_two_records_of_the_same_settings_the_first_is_kept_and_one_with_othe
     assert (tmp_path / "table.csv").read_text().splitlines()[1].split(",")[2] == "70.0"
 
 
-def test_a_reproduction_with_other_seeds_is_kept_beside_the_first(records, tmp_path):
+def test_reproductions_with_other_seeds_have_other_files(records, tmp_path):
     for seed in (0, 1):
         leave(records[seed], tmp_path / "runs", seed)
     for seeds in (1, 2):
@@ -369,7 +388,7 @@ def test_a_warning_is_one_line(tmp_path):
     assert "training.py" not in done.stderr
 
 
-def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):
+def test_a_figure_of_the_paper_is_reproduced(tmp_path):
     done = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
     assert "quick: seq-digits, 1 seed" in done.stdout
     assert "er, fc1 frozen" in done.stdout
@@ -379,10 +398,10 @@ def test_an_item_of_the_paper_is_run_compared_drawn_and_written_down(tmp_path):
     assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
     assert all(len(line["records"]) == 1 for line in values["lines"])
     again = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
-    assert "0 done, 4 already there, 0 failed" in again.stdout
+    assert "0 done, 4 finished earlier, 0 failed" in again.stdout
 
 
-def test_the_list_says_what_each_item_costs(tmp_path):
+def test_the_list_shows_what_each_item_costs(tmp_path):
     done = forgetless("reproduce", "--list", cwd=tmp_path)
     assert re.search(r"table1 +805 +7\.\d+ ", done.stdout)
     assert re.search(r"filter-dynamics +1 ", done.stdout)
@@ -391,13 +410,13 @@ def test_the_list_says_what_each_item_costs(tmp_path):
     assert "k-tau" not in rows  # which has no rows to choose from
 
 
-def test_the_version_is_told(tmp_path):
+def test_the_version_is_shown(tmp_path):
     assert forgetless("--version", cwd=tmp_path).stdout == f"forgetless {__version__}\n"
     done = subprocess.run([sys.executable, "-m", "forgetless", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"forgetless {__version__}\n"
 
 
-def test_names_of_folders_are_printed_and_linked_as_they_are(tmp_path):
+def test_folder_names_are_printed_and_linked_verbatim(tmp_path):
     out = "q[/a][bold]:smile: " + 30 * "long" + "/a%20b#c?d"
     done = forgetless("run", "seq-digits", "sgd", *QUICK, "--out", out, cwd=tmp_path)
     (record,) = tmp_path.glob("**/record.json")
@@ -413,16 +432,16 @@ def test_names_of_folders_are_printed_and_linked_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        ('method = "sgd"\nrepair = "fpf"\nkd = -1', "kd is -1.0; it must be a finite number of 0 or more"),
+        ('method = "sgd"\nrepair = "fpf"\nkd = -1', "kd is -1; it must be a finite number of 0 or more"),
         ('method = "sgd"\nrepair = "fpf"\nthreshold = nan', "threshold is nan; it must be a finite number"),
         ('method = "derpp"\nalpha = -1.0', "alpha is -1.0; it must be a finite number of 0 or more"),
-        ('method = "derpp"\nalpha = "x"', "alpha is 'x'; it must be a number"),
+        ('method = "derpp"\nalpha = "x"', "alpha is 'x'; it must be a finite number of 0 or more"),
         ('method = "sgd"\nnetwork = "nowhere:small"', "network 'nowhere:small': no module named 'nowhere'"),
         ('method = "nowhere.Method"', "method 'nowhere.Method': no module named 'nowhere'"),
     ],
 )
 @pytest.mark.parametrize("dry", [True, False])
-def test_a_plan_with_a_run_that_cannot_begin_is_refused_before_any(tmp_path, line, match, dry):
+def test_an_invalid_plan_is_refused_before_any_run(tmp_path, line, match, dry):
     (tmp_path / "plan.toml").write_text(
         f'stream = "seq-digits"\nepochs = 1\n[[runs]]\nmethod = "sgd"\n[[runs]]\n{line}\n'
     )
@@ -431,12 +450,12 @@ def test_a_plan_with_a_run_that_cannot_begin_is_refused_before_any(tmp_path, lin
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_repair_is_no_option(tmp_path):
+def test_repair_is_not_an_option(tmp_path):
     done = forgetless("run", "seq-digits", "sgd", "--fpf", "--repair", "none", cwd=tmp_path, expect=2)
     assert "repair is 'none'; on the command line it is --fpf, --k-fpf or neither" in done.stderr
 
 
-def test_a_setting_of_ones_own_that_is_a_word_may_look_like_a_number(tmp_path):
+def test_a_word_setting_may_look_like_a_number(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from forgetless.methods import Method, setting\n"
@@ -453,5 +472,5 @@ def test_a_setting_of_ones_own_that_is_a_word_may_look_like_a_number(tmp_path):
     assert json.loads(done.stdout)["settings"]["options"] == {"kind": "1e3", "rate": 2}
 
 
-def test_without_a_command_the_help_is_shown(tmp_path):
+def test_no_command_shows_the_help(tmp_path):
     assert forgetless(cwd=tmp_path, expect=2).stderr.startswith("Usage:")

@@ -1,7 +1,6 @@
 import json
 import struct
 import sys
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +19,8 @@ def run(**settings):
     return train(small_stream(), SGD(), network, finetune=Finetune(steps=3, batch=8, groups=("fc2",)), **settings)
 
 
-def told(events):
-    """Every number of the events, by name: (step, value) in order."""
+def logged(events):
+    """Return every number of the events by name, as (step, value) in order."""
     found = {}
     for event in events:
         step, values = numbers(event)
@@ -56,7 +55,7 @@ RESULT = Result(
 )
 
 
-def test_the_numbers_of_each_event():
+def test_each_event_has_these_numbers():
     assert numbers(Began(2, 40)) == numbers(Stepped(10, 1, 1)) == numbers(Waiting()) == (0, {})
     assert numbers(EpochEnded(1, 2, 0.5, {"fc1": 0.25, "fc2": 1.0}, 20)) == (
         20, {"loss": 0.5, "change/fc1": 0.25, "change/fc2": 1.0}
@@ -71,7 +70,7 @@ def test_the_numbers_of_each_event():
     })  # fmt: skip
 
 
-def test_the_numbers_of_the_end():
+def test_the_end_has_these_numbers():
     assert numbers(Ended(RESULT)) == (40, {
         "final/accuracy": 50.0, "final/task_il_accuracy": 75.0, "final/forgetting": 40.0,
         "final/accuracy_before_finetuning": 25.0, "sensitivity/fc1": 0.5, "sensitivity/fc2": 1.5, "chosen/fc1": 0.0,
@@ -79,7 +78,7 @@ def test_the_numbers_of_the_end():
     })  # fmt: skip
 
 
-def test_a_run_tells_steps_and_both_accuracies():
+def test_a_run_logs_steps_and_both_accuracies():
     events = list(run())
     ends = [event for event in events if isinstance(event, TaskEnded)]
     assert [event.step for event in ends] == [6, 12, 18]  # three batches an epoch, two epochs a task
@@ -94,7 +93,7 @@ def test_tensorboard_has_every_number_at_its_step(tmp_path):
     events = list(tensorboard(run(), tmp_path, settings={"lr": 0.05}))
     assert [type(event) for event in events] == [type(event) for event in plain]
     read = EventAccumulator(str(tmp_path)).Reload()
-    expected = told(events)
+    expected = logged(events)
     assert set(read.Tags()["scalars"]) == expected.keys()
     for name, points in expected.items():
         found = [(point.step, point.value) for point in read.Scalars(name)]
@@ -122,7 +121,7 @@ def test_mlflow_has_every_number_at_its_step(tmp_path):
         "first": "FINISHED", "second": "FAILED", "third": "KILLED"
     }  # fmt: skip
     assert runs["first"].data.params == {"lr": "0.05"}
-    expected = told(events)
+    expected = logged(events)
     assert runs["first"].data.metrics.keys() == expected.keys()
     for name, points in expected.items():
         history = client.get_metric_history(runs["first"].info.run_id, name)
@@ -130,8 +129,8 @@ def test_mlflow_has_every_number_at_its_step(tmp_path):
     assert runs["second"].data.metrics == {"loss": 0.5, "change/fc1": 0.25}
 
 
-def kept_by_wandb(file):
-    """The records of a run's file: a header, then blocks of 32 KiB in which records of several parts may lie."""
+def read_wandb(file):
+    """Yield the records of a run's file: a header, then blocks of 32 KiB that hold parts of records."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, parts = file.read_bytes(), 7, b""
@@ -154,8 +153,8 @@ def test_wandb_has_every_number_at_its_step(tmp_path):
     events = list(wandb(run(), "digits", {"lr": 0.05}, mode="offline", dir=str(tmp_path)))
     library.teardown()  # waits for its process, which writes the file
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    expected, found, codes = told(events), {}, []
-    for record in kept_by_wandb(file):
+    expected, found, codes = logged(events), {}, []
+    for record in read_wandb(file):
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
             if not name.startswith("_"):
@@ -166,7 +165,7 @@ def test_wandb_has_every_number_at_its_step(tmp_path):
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_a_sink_is_opened_by_the_first_event_and_closed_when_the_loop_is_left(name, tmp_path, monkeypatch):
+def test_a_log_is_open_from_first_event_to_exit(name, tmp_path, monkeypatch):
     calls = []
 
     class Sink:
@@ -182,7 +181,7 @@ def test_a_sink_is_opened_by_the_first_event_and_closed_when_the_loop_is_left(na
 
     library = type(sys)("library")
     library.SummaryWriter = library.init = library.MlflowClient = Sink
-    library.entities = Sink.__new__(Sink)
+    library.entities, library.Error, library.MlflowException = Sink.__new__(Sink), OSError, OSError
     monkeypatch.setattr("forgetless.experiments.loggers._library", lambda module, extra: library)
     last = {"tensorboard": "close", "wandb": "finish", "mlflow": "set_terminated"}[name]
     reader = LOGGERS[name](run(), **({"folder": tmp_path} if name == "tensorboard" else {}))
@@ -201,21 +200,23 @@ def test_a_sink_is_opened_by_the_first_event_and_closed_when_the_loop_is_left(na
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_an_absent_library_is_named_with_its_extra_at_the_call(name, tmp_path, monkeypatch):
+def test_a_missing_library_is_named_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"forgetless\.loggers\.{name} needs .*pip install 'forgetless\[{name}\]'"):
+    with pytest.raises(ImportError, match=rf"loggers\.{name} needs .*pip install 'forgetless\[{name}\]'"):
         LOGGERS[name](iter(()), **({"folder": tmp_path} if name == "tensorboard" else {}))
 
 
-def test_a_wandb_that_cannot_begin_is_told_in_one_line(monkeypatch):
-    def refuse(**settings):
-        raise RuntimeError("no API key")
+def test_wandb_that_cannot_start_is_an_error(monkeypatch):
+    import wandb as wandb_library
 
-    monkeypatch.setattr("forgetless.experiments.loggers._library", lambda *_: SimpleNamespace(init=refuse))
-    with pytest.raises(ValueError, match="wandb could not begin: no API key"):
+    def refuse(**settings):
+        raise wandb_library.Error("no API key")
+
+    monkeypatch.setattr(wandb_library, "init", refuse)
+    with pytest.raises(ValueError, match="wandb could not start: no API key"):
         list(wandb([]))
 
 
-def test_mlflow_that_cannot_begin_says_so():
-    with pytest.raises(ValueError, match="mlflow could not begin: .*foo://bar"):
+def test_mlflow_that_cannot_start_is_an_error():
+    with pytest.raises(ValueError, match="mlflow could not start: .*foo://bar"):
         list(mlflow(run(), "digits", uri="foo://bar"))

@@ -1,187 +1,185 @@
+"""Searches choose on validation data only, and keep everything they tried."""
+
 import json
 
 import pytest
 
-from forgetless.experiments import record
-from forgetless.experiments import run as build
-from forgetless.experiments.search import Found, check_grid, paper_grid, path, rungs, search
+from forgetless.experiments import record, workers
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import Outcome, RunStarted, run_job
+from forgetless.experiments.run import run as run_settings
+from forgetless.experiments.search import SearchResult, check_grid, paper_grid, points_per_seed, search
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import Done, Failed
+from forgetless.experiments.sweep import RunDone, RunFailed, error_path
 
 SHARED = {"epochs": 1, "batch": 50, "replay": 50}
 
 
-def test_the_grids_of_the_paper():
+def execute(runs, out, execution):
+    """Execute runs in this process, since a new one would import torch again."""
+    yield from (RunStarted(run.settings) for run in runs)
+    yield from run_job(runs, 1, out)
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch):
+    monkeypatch.setattr(workers, "execute", execute)
+
+
+def test_the_paper_has_these_grids():
     assert paper_grid("seq-cifar10", "k-fpf", distill=False) == {
         "lr": (0.05, 0.03, 0.01),
         "ft_lr": (0.075, 0.05, 0.03, 0.01),
     }
     assert paper_grid("seq-cifar10", "k-fpf", distill=True)["kd"] == (0.5, 0.2, 0.1)
-    with pytest.raises(ValueError, match="the paper has no grid for this .*: give one in a TOML file, --grid FILE"):
+    with pytest.raises(ValueError, match="the paper has no grid for this .*: write one in a TOML file, --grid FILE"):
         paper_grid("seq-cifar10", "none", distill=False)
 
 
-def test_halving_gives_further_seeds_to_the_better_half_only():
-    assert rungs(12, 3, halving=True) == [12, 6, 3]
-    assert rungs(12, 3, halving=False) == [12, 12, 12]
-    assert rungs(3, 4, halving=True) == [3, 1, 1, 1]
+def test_halving_halves_the_points_per_seed():
+    assert points_per_seed(12, 3, halving=True) == [12, 6, 3]
+    assert points_per_seed(12, 3, halving=False) == [12, 12, 12]
+    assert points_per_seed(3, 4, halving=True) == [3, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("grid", "match"),
     [
         ({}, "the grid is empty"),
-        ({"lr": 0.1}, "the grid has lr = 0.1; it must be a list of one value or more"),
+        ({"lr": 0.1}, "the grid has lr = 0.1; it must be a list of at least one value"),
         ({"lr": []}, r"the grid has lr = \[\]"),
         ({"seed": [1, 2]}, "the grid has seed, which the search sets itself"),
     ],
 )
-def test_a_bad_grid_is_refused(grid, match):
+def test_an_invalid_grid_is_refused(grid, match):
     with pytest.raises(ValueError, match=match):
         check_grid(grid)
 
 
-def test_the_best_on_validation_is_retrained_on_all_data_and_everything_is_kept(tmp_path):
-    grid = {"lr": (0.001, 0.1, 1e20)}
-    notes = list(search("seq-digits", "er", SHARED, grid, tmp_path, seeds=2, search_seeds=2, halving=True, workers=1))
-    found = notes[-1]
-    assert isinstance(found, Found)
-    by_rate = {point["lr"]: accuracies for point, accuracies in found.points}
-    assert found.chosen == {"lr": 0.1}  # the slow one learns little, the fast one diverges
+def test_the_best_point_is_trained_on_all_data(tmp_path):
+    grid = {"lr": (0.001, 0.1, 1e20)}  # the slow one learns little, the fast one diverges
+    halved = {"seeds": 2, "search_seeds": 2, "halving": True}
+    *events, result = search("seq-digits", "er", SHARED, grid, tmp_path, **halved)
+    assert isinstance(result, SearchResult)
+    by_rate = {point.values["lr"]: point.accuracies for point in result.points}
+    assert result.chosen == {"lr": 0.1}
     assert by_rate[0.1][0] > by_rate[0.001][0]
     assert (len(by_rate[0.1]), len(by_rate[0.001]), len(by_rate[1e20])) == (2, 1, 0)
-    assert found.saved == 2
-    assert [type(note) for note in notes].count(Failed) == 1
-    validated = resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "validation": True, "seed": 1})[0]
-    assert by_rate[0.1][1] == record.read(record.path(tmp_path, validated)).accuracy
-    final = [
-        resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": seed, "validation": False})[0] for seed in (0, 1)
-    ]
-    assert found.ids == [one.id for one in final]
-    assert found.accuracies == [record.read(record.path(tmp_path, one)).accuracy for one in final]
-    assert found.mean == pytest.approx(sum(found.accuracies) / 2)
-    written = json.loads(path(tmp_path, found).read_text())
+    assert result.saved_runs == 2
+    assert [type(event) for event in events].count(RunFailed) == 1
+
+    def settings(seed, validation):
+        return resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": seed, "validation": validation})[0]
+
+    assert by_rate[0.1] == [record.of(tmp_path, settings(seed, True)).accuracy for seed in (0, 1)]
+    assert result.records == [record.of(tmp_path, settings(seed, False)) for seed in (0, 1)]
+    first, second = (finished.accuracy for finished in result.records)
+    assert result.test_accuracy == pytest.approx(((first + second) / 2, abs(first - second) / 2**0.5))
+    written = json.loads(result.path(tmp_path).read_text())
     assert written["chosen"] == {"lr": 0.1}
     assert written["points"][1] == {"point": {"lr": 0.1}, "validation": by_rate[0.1]}
-    again = list(search("seq-digits", "er", SHARED, grid, tmp_path, seeds=2, search_seeds=2, halving=True, workers=1))
-    assert all(note.again for note in again if isinstance(note, Done | Failed))
-    assert again[-1] == found
+    assert written["ids"] == [finished.id for finished in result.records]
+    *events, again = search("seq-digits", "er", SHARED, grid, tmp_path, **halved)
+    assert all(event.earlier for event in events if isinstance(event, RunDone | RunFailed))
+    assert again == result
 
 
-def test_a_grid_that_fails_as_a_whole_says_so(tmp_path):
+def test_a_grid_that_fails_everywhere_is_an_error(tmp_path):
     with pytest.raises(ValueError, match="every point of the grid failed, the first with: NonFiniteError: the loss"):
-        list(search("seq-digits", "er", SHARED, {"lr": (1e20,)}, tmp_path, seeds=1, workers=1))
+        list(search("seq-digits", "er", SHARED, {"lr": (1e20,)}, tmp_path, seeds=1))
 
 
-def test_a_chosen_point_that_fails_says_why(tmp_path):
-    (tmp_path / "runs").mkdir()
+def test_a_chosen_point_that_fails_is_an_error(tmp_path):
     final = resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": 0, "validation": False})[0]
     other = resolve("seq-digits", "sgd", SHARED)[0]
-    (tmp_path / "runs" / final.id).mkdir()
-    build.run(other, out=tmp_path)
+    (tmp_path / "runs" / final.id).mkdir(parents=True)
+    run_settings(other, out=tmp_path)
     record.path(tmp_path, other).rename(record.path(tmp_path / "runs", final))
-    said = "the chosen point failed on all training images, the first seed with: .* is the record of another run"
-    with pytest.raises(ValueError, match=said):
-        list(search("seq-digits", "er", SHARED, {"lr": (0.1,)}, tmp_path / "runs", seeds=1, workers=1))
-
-
-def test_an_unknown_setting_of_a_grid_is_named(tmp_path):
-    for given, match in (
-        ({"seed": 7}, "seed is 7, but a search sets it: leave it out"),
-        ({"lr": 0.9}, "lr is 0.9, and the grid has it too: leave it out of one of them"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            list(search("seq-digits", "er", given, {"lr": [0.1]}, tmp_path))
-    with pytest.raises(ValueError, match="er has no setting 'lrr'; did you mean 'lr'"):
-        list(search("seq-digits", "er", SHARED, {"lrr": (0.1, 0.2)}, tmp_path, seeds=1, workers=1))
+    message = "the chosen point failed on all training images, the first seed with: .* is the record of another run"
+    with pytest.raises(ValueError, match=message):
+        list(search("seq-digits", "er", SHARED, {"lr": (0.1,)}, tmp_path / "runs", seeds=1))
 
 
 @pytest.mark.parametrize(
-    ("method", "grid", "match"),
+    ("method", "given", "grid", "match"),
     [
-        ("er", {"network": ("mlp", "nowhere:small")}, "network 'nowhere:small': no module named 'nowhere'"),
-        ("derpp", {"alpha": (0.1, -1.0)}, "alpha is -1.0; it must be a finite number of 0 or more"),
+        ("er", {"seed": 7}, {"lr": [0.1]}, "seed is 7, but a search sets it itself: remove it"),
+        ("er", {"lr": 0.9}, {"lr": [0.1]}, "lr is 0.9, but the grid has it too: remove one of them"),
+        ("er", SHARED, {"lrr": (0.1, 0.2)}, "er has no setting 'lrr'; did you mean 'lr'"),
+        ("er", SHARED, {"network": ("mlp", "nowhere:small")}, "network 'nowhere:small': no module named 'nowhere'"),
+        ("derpp", SHARED, {"alpha": (0.1, -1.0)}, "alpha is -1.0; it must be a finite number of 0 or more"),
     ],
 )
-def test_a_point_that_cannot_begin_is_refused_before_any_is_trained(method, grid, match, tmp_path):
+def test_invalid_settings_are_refused_before_training(method, given, grid, match, tmp_path):
     with pytest.raises(ValueError, match=match):
-        list(search("seq-digits", method, SHARED, grid, tmp_path, seeds=1, workers=1))
+        list(search("seq-digits", method, given, grid, tmp_path, seeds=1))
     assert not list(tmp_path.iterdir())
 
 
-def test_nothing_of_the_test_set_reaches_the_choice(tmp_path, monkeypatch):
-    """With every test label wrong, what was searched and chosen is the same; only the end is not."""
+def test_the_test_set_does_not_reach_the_choice(tmp_path, monkeypatch):
+    """With every test label wrong, the search and its choice are the same; only the final accuracy differs."""
     (tmp_path / "poisoned.py").write_text(
         "from dataclasses import replace\n"
-        "from forgetless import streams\n"
+        "from forgetless.data.benchmarks import seq_digits\n"
         "from forgetless.data.stream import Split\n"
-        "clean = streams.seq_digits()\n"
+        "clean = seq_digits()\n"
         "def spoil(task):\n"
         "    first, second = task.classes\n"
         "    return replace(task, test=Split(task.test.x, first + second - task.test.y))\n"
         "spoilt = replace(clean, tasks=tuple(spoil(task) for task in clean.tasks))\n"
     )
-    monkeypatch.chdir(tmp_path)
-    outcomes = []
-    for name in ("poisoned:clean", "poisoned:spoilt"):
-        given = {**SHARED, "epochs": 4, "network": "mlp", "buffer": 200}
-        outcomes.append(list(search(name, "er", given, {"lr": (0.01, 0.1)}, tmp_path, seeds=1, workers=1))[-1])
-    clean, spoilt = outcomes
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {**SHARED, "epochs": 4, "network": "mlp", "buffer": 200}
+    clean, spoilt = (
+        list(search(f"poisoned:{name}", "er", given, {"lr": (0.01, 0.1)}, tmp_path, seeds=1))[-1]
+        for name in ("clean", "spoilt")
+    )
     assert clean.points == spoilt.points
     assert clean.chosen == spoilt.chosen
-    assert clean.mean > 60
-    assert spoilt.mean < 20
+    assert clean.records[0].accuracy > 60
+    assert spoilt.records[0].accuracy < 20
 
 
-def test_what_failed_is_tried_again_when_asked_for(tmp_path):
-    grid = {"lr": (0.1,)}
+def test_failed_runs_are_repeated_on_request(tmp_path):
     settings = resolve("seq-digits", "sgd", {**SHARED, "lr": 0.1, "validation": True})[0]
-    (tmp_path / settings.id).mkdir()
-    (tmp_path / settings.id / "error.json").write_text('{"error": "no room"}')
-    with pytest.raises(
-        ValueError, match=r"the first with: no room; .* with retry \(--retry\) what left an error.json too"
-    ):
-        list(search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1))
-    *_, found = search("seq-digits", "sgd", SHARED, grid, tmp_path, seeds=1, workers=1, retry=True)
-    assert found.chosen == {"lr": 0.1}
+    error_path(tmp_path, settings).parent.mkdir()
+    error_path(tmp_path, settings).write_text('{"error": "no room"}')
+    call = ("seq-digits", "sgd", SHARED, {"lr": (0.1,)}, tmp_path)
+    with pytest.raises(ValueError, match=r"the first with: no room; .* with retry \(--retry\) also those that left an"):
+        list(search(*call, seeds=1))
+    *_, result = search(*call, seeds=1, execution=Execution(retry=True))
+    assert result.chosen == {"lr": 0.1}
 
 
-def test_searches_with_other_seeds_are_kept_beside_each_other(tmp_path):
+def test_searches_with_other_seeds_have_other_files(tmp_path):
     files = set()
     for seeds in (1, 2):
-        *_, found = search("seq-digits", "sgd", SHARED, {"lr": (0.1,)}, tmp_path, seeds=seeds, workers=1)
-        files.add(path(tmp_path, found))
+        *_, result = search("seq-digits", "sgd", SHARED, {"lr": (0.1,)}, tmp_path, seeds=seeds)
+        files.add(result.path(tmp_path))
     assert all(file.exists() for file in files)
     assert len(files) == 2
 
 
-DEADLY = """
-import os, signal
-from pathlib import Path
-from forgetless.methods.er import ER
-
-class Deadly(ER):
-    def begin(self, learner):
-        lives = Path(__file__).with_name("lives")
-        left = int(lives.read_text())
-        if learner.lr == 0.2 and left:
-            lives.write_text(str(left - 1))
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_point_whose_process_died_is_tried_once_more_and_not_taken_for_a_bad_one(tmp_path, monkeypatch, deaths):
-    (tmp_path / "deadly.py").write_text(DEADLY)
-    (tmp_path / "lives").write_text(str(deaths))
-    monkeypatch.chdir(tmp_path)
-    grid = {"lr": (0.0001, 0.2)}
-    searching = search("seq-digits", "deadly:Deadly", SHARED, grid, tmp_path / "runs", seeds=1, workers=1)
+def test_a_lost_run_is_repeated_once(deaths, tmp_path, monkeypatch):
+    left = deaths
+
+    def dying(runs, out, execution):
+        nonlocal left
+        for run in runs:
+            if run.settings.lr == 0.2 and left:
+                left -= 1
+                yield Outcome(run.settings.id, error="its process ended with exit code -9")
+            else:
+                yield from run_job([run], 1, out)
+
+    monkeypatch.setattr(workers, "execute", dying)
+    searching = search("seq-digits", "er", SHARED, {"lr": (0.0001, 0.2)}, tmp_path, seeds=1)
     if deaths == 1:
-        *_, found = searching
-        assert found.chosen == {"lr": 0.2}
-        assert [len(scores) for _, scores in found.points] == [1, 1]
+        *_, result = searching
+        assert result.chosen == {"lr": 0.2}
+        assert [len(point.accuracies) for point in result.points] == [1, 1]
     else:
-        with pytest.raises(ValueError, match="a run was lost twice: its process ended with exit code -9. Nothing was"):
+        with pytest.raises(ValueError, match="a run was lost twice: its process ended with exit code -9. No point was"):
             list(searching)
-        assert not list((tmp_path / "runs").glob("search-*.json"))
+        assert not list(tmp_path.glob("search-*.json"))

@@ -1,41 +1,113 @@
-"""Command-line options, generated from the settings they set."""
+"""Command-line options: those generated from settings, and those that several commands share."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forgetless.config.fields import Setting
-from forgetless.experiments.settings import run_settings
+from forgetless.config.fields import Setting, settings_of
+from forgetless.experiments import record
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.settings import method_settings, run_settings
 
-POSITIONAL = ("stream", "method")
+LOG = Setting(
+    "log", str | None, None, "Log the training to tensorboard, wandb or mlflow.",
+    choices=("tensorboard", "wandb", "mlflow"), option="log",
+)  # fmt: skip
+EXECUTION = settings_of(Execution)
+CHECKPOINTS = {name: EXECUTION[name] for name in ("checkpoint_seconds", "checkpoint_steps")}
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's own settings
+
+Stream = Annotated[str, typer.Argument(help=run_settings()["stream"].help)]
+Method = Annotated[str, typer.Argument(help=run_settings()["method"].help)]
+Out = Annotated[
+    Path, typer.Option(parser=record.folder, metavar="FOLDER", help="Folder of the records, or an object store's URL.")
+]
+Fpf = Annotated[bool, typer.Option("--fpf", help="Repair the sensitive groups once, at the end (FPF).")]
+KFpf = Annotated[bool, typer.Option("--k-fpf", help="Also repair them during training (k-FPF).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the record as one line of JSON, and nothing else.")]
+Formats = Annotated[str, typer.Option(help="Formats of the figures: png, svg, pdf, separated by commas.")]
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes ``**given`` an option for every setting of a run."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    options = [_option(name, one) for name, one in run_settings().items() if name not in POSITIONAL]
-    command.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
-    return command
+def settings_except(names: Collection[str]) -> dict[str, Setting]:
+    """Return the settings of a run, except some and except the arguments stream and method."""
+    return {name: one for name, one in run_settings().items() if name not in {"stream", "method", *names}}
 
 
-def parse_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were given on the command line, in their types."""
-    known = run_settings()
+def with_options(*groups: Mapping[str, Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds an option for each setting to a command that takes ``**given``."""
+    settings = {name: declared for group in groups for name, declared in group.items()}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        written = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        parameters = [*written, *(_option(name, declared) for name, declared in settings.items())]
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
+def parse_options(given: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the options of these settings that were given on the command line, in their types."""
     return {
-        name: known[name].parse(value) if isinstance(value, str) else value
+        name: settings[name].parse(value) if isinstance(value, str) else value
         for name, value in given.items()
-        if value is not None
+        if name in settings and value is not None
     }
 
 
+def parse_settings(
+    given: Mapping[str, Any], settings: Mapping[str, Setting], rest: Sequence[str], method: str, repair: str
+) -> dict[str, Any]:
+    """Return the settings of a run from its options, the method's own settings, and the repair."""
+    chosen = parse_options(given, settings) | _parse_rest(rest, method)
+    return chosen | ({} if repair == "none" else {"repair": repair})
+
+
+def parse_repair(fpf: bool, k_fpf: bool) -> str:
+    """Return the setting ``repair``."""
+    if fpf and k_fpf:
+        raise ValueError("--fpf and --k-fpf exclude each other: k-FPF also repairs at the end")
+    return "fpf" if fpf else "k-fpf" if k_fpf else "none"
+
+
+def parse_execution(given: Mapping[str, Any]) -> Execution:
+    """Return how the runs are executed."""
+    return Execution(**parse_options(given, EXECUTION))
+
+
+def _parse_rest(words: Sequence[str], method: str) -> dict[str, Any]:
+    """Return the method's own settings from the rest of a command line: ``--name value`` or ``--name=value``."""
+    texts: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ValueError(f"{word!r} is not expected here: options start with --")
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(
+                    f"--{name} is not an option of this command; as a setting of {method} it needs a value"
+                )
+            value = rest.pop(0)
+        texts[name.replace("-", "_")] = value
+    if "repair" in texts:
+        raise ValueError(f"repair is {texts['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
+    known = run_settings()
+    if any(name not in known for name in texts):
+        known = {**method_settings(method), **known}
+    return {name: known[name].parse(text) if name in known else text for name, text in texts.items()}
+
+
 def _option(name: str, declared: Setting) -> inspect.Parameter:
-    """Return the parameter for one setting; ``None`` means that it is not given."""
+    """Return the parameter for one setting; its default ``None`` means that it was not given."""
     flag = f"--{name.replace('_', '-')}"
     kind = declared.kinds[0] if declared.kinds[0] in (bool, int, float) and len(declared.kinds) == 1 else str
     option = typer.Option(flag, help=declared.help, show_default=False)

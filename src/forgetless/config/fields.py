@@ -106,7 +106,8 @@ class Setting:
 
     def parse(self, text: str) -> Any:
         """Return the value that ``text`` on the command line means, checked; lists are separated by commas."""
-        for kind in reversed(self.kinds) if "," in text else self.kinds:  # lists are declared last
+        lists = [kind for kind in self.kinds if get_origin(kind) is tuple]
+        for kind in lists if lists and "," in text else self.kinds:
             if (value := _parse(text, kind)) is not None and _convert(value, kind) is not None:
                 return self.check(value, self.option)
         raise ValueError(f"{self.option} is {text!r}; it must be {self.wanted}{' with commas' * self.takes_list}")

@@ -1,11 +1,11 @@
-"""What a run tells, passed on to TensorBoard, Weights & Biases or MLflow: readers of the events of ``train``.
+"""Loggers: readers of the events of ``train`` that write to TensorBoard, Weights & Biases or MLflow.
 
     for event in tensorboard(train(...), "logs"):
         ...
 
-Each takes the events, gives every one on as it is, and writes the numbers it holds (``numbers``) at their training
-step. What it writes to is opened with the first event and closed with the last, and also when the loop is left early
-or the training fails. The libraries are extras, imported only by the call that needs them.
+Each logger passes every event on unchanged and writes its numbers at their training step. The log is opened with the
+first event. It is closed after the last event, and also if the loop is left early or the training fails. The libraries
+are extras, which only the logger that needs them imports.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ import importlib
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from forgetless.training import metrics as scores
+from forgetless.experiments.settings import Settings
+from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Event, Repaired, Result, TaskEnded
 
-Log = Callable[[Mapping[str, float], int], None]  # numbers by name, and the step they belong to
+Log = Callable[[Mapping[str, float], int], None]  # writes numbers by name at a step
 
 
 def numbers(event: Event) -> tuple[int, dict[str, float]]:
-    """The training step an event belongs to, and its numbers by name; none for events that only tell progress.
+    """Return the training step of an event and its numbers by name; events that only show progress have none.
 
-    Accuracies are in percent. ``accuracy/mean`` is the mean over the tasks so far, ``final/accuracy`` over all.
+    Accuracies are in percent. ``accuracy/mean`` is the mean over the tasks so far, ``final/accuracy`` over all tasks.
     """
     if isinstance(event, EpochEnded):
-        return event.step, {"loss": event.loss} | _named("change", event.changes)
+        return event.step, {"loss": event.loss} | _prefixed("change", event.changes)
     if isinstance(event, Repaired):
         return event.step, {"finetuning/first_loss": event.first_loss, "finetuning/last_loss": event.last_loss}
     if isinstance(event, TaskEnded):
@@ -38,14 +40,23 @@ def numbers(event: Event) -> tuple[int, dict[str, float]]:
             **_by_task("task_il_accuracy", event.task_il, event.seen),
         }
     if isinstance(event, Ended):
-        return event.result.steps, _of_result(event.result)
+        return event.result.steps, _result_numbers(event.result)
     return 0, {}
 
 
 def tensorboard(
     events: Iterable[Event], folder: Path | str, settings: Mapping[str, Any] | None = None
 ) -> Generator[Event]:
-    """The events, also written for TensorBoard into ``folder``; ``settings`` are shown there as text."""
+    """Return the events, and write them for TensorBoard.
+
+    Args:
+        events: The events of a run.
+        folder: The folder of the log.
+        settings: Settings of the run, which TensorBoard shows as text.
+
+    Returns:
+        The same events, for the caller's own loop.
+    """
     _library("tensorboard", "tensorboard")
     library = _library("torch.utils.tensorboard", "tensorboard")
 
@@ -65,29 +76,39 @@ def tensorboard(
         finally:
             writer.close()
 
-    return _passed_on(events, opened())
+    return _logged(events, opened())
 
 
 def wandb(
     events: Iterable[Event], project: str = "forgetless", settings: Mapping[str, Any] | None = None, **init: Any
 ) -> Generator[Event]:
-    """The events, also logged to a run of Weights & Biases; ``init`` goes to ``wandb.init``, ``mode="offline"`` say."""
+    """Return the events, and log them to a run of Weights & Biases.
+
+    Args:
+        events: The events of a run.
+        project: The project of the run.
+        settings: Settings of the run, stored as its config.
+        init: Further arguments of ``wandb.init``, such as ``mode="offline"``.
+
+    Returns:
+        The same events, for the caller's own loop.
+    """
     library = _library("wandb", "wandb")
 
     @contextmanager
     def opened() -> Iterator[Log]:
         try:
             run = library.init(project=project, config=dict(settings or {}), **init)
-        except Exception as error:  # its own errors, which are of several kinds: no key, no network
-            raise ValueError(f"wandb could not begin: {error}") from error
-        code = 1  # unless the training ends
+        except library.Error as error:  # no key or no network
+            raise ValueError(f"wandb could not start: {error}") from error
+        code = 1  # until the training has ended
         try:
             yield lambda values, step: run.log(dict(values), step=step)
             code = 0
         finally:
             run.finish(exit_code=code)
 
-    return _passed_on(events, opened())
+    return _logged(events, opened())
 
 
 def mlflow(
@@ -98,10 +119,17 @@ def mlflow(
     name: str | None = None,
     uri: str | None = None,
 ) -> Generator[Event]:
-    """The events, also logged to a run of MLflow, called ``name``, with ``settings`` as its parameters.
+    """Return the events, and log them to a run of MLflow. Other active runs of the program are not touched.
 
-    ``uri`` says where the runs are tracked; without it MLflow's own setting does (``MLFLOW_TRACKING_URI``). Runs that
-    are active elsewhere in the program are left alone.
+    Args:
+        events: The events of a run.
+        experiment: The experiment of the run, which is created if necessary.
+        settings: Settings of the run, stored as its parameters.
+        name: The name of the run.
+        uri: Where the runs are tracked. Default: MLflow's own setting, ``MLFLOW_TRACKING_URI``.
+
+    Returns:
+        The same events, for the caller's own loop.
     """
     library = _library("mlflow", "mlflow")
 
@@ -109,11 +137,11 @@ def mlflow(
     def opened() -> Iterator[Log]:
         try:
             client = library.MlflowClient(tracking_uri=uri)
-            found = client.get_experiment_by_name(experiment)
-            number = client.create_experiment(experiment) if found is None else found.experiment_id
-            run = client.create_run(number, run_name=name).info.run_id
-        except Exception as error:  # its own errors, which are of several kinds: no such store, no server
-            raise ValueError(f"mlflow could not begin: {error}") from error
+            known = client.get_experiment_by_name(experiment)
+            experiment_id = client.create_experiment(experiment) if known is None else known.experiment_id
+            run = client.create_run(experiment_id, run_name=name).info.run_id
+        except library.MlflowException as error:  # no such store or no server
+            raise ValueError(f"mlflow could not start: {error}") from error
         status = "FAILED"
         try:
             for setting, value in (settings or {}).items():
@@ -131,14 +159,31 @@ def mlflow(
         finally:
             client.set_terminated(run, status)
 
-    return _passed_on(events, opened())
+    return _logged(events, opened())
 
 
 LOGGERS: dict[str, Callable[..., Generator[Event]]] = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
-def _passed_on(events: Iterable[Event], sink: AbstractContextManager[Log]) -> Generator[Event]:
-    with sink as log:
+def for_run(name: str, settings: Settings, out: Path) -> Callable[[Iterable[Event]], Generator[Event]]:
+    """Return a logger for a run of the command line. TensorBoard and wandb write next to its record.
+
+    Args:
+        name: ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``.
+        settings: The settings of the run.
+        out: The folder of the records.
+    """
+    folder, title = out / settings.id, f"{settings.stream} {settings.label}, seed {settings.seed}"
+    options: dict[str, Any] = {"folder": folder / "tensorboard"} if name == "tensorboard" else {"name": title}
+    if name == "wandb":
+        folder.mkdir(parents=True, exist_ok=True)
+        options["dir"] = str(folder)
+    return partial(LOGGERS[name], settings=settings.to_dict(), **options)
+
+
+def _logged(events: Iterable[Event], opened: AbstractContextManager[Log]) -> Generator[Event]:
+    """Yield the events, and write their numbers."""
+    with opened as log:
         for event in events:
             step, values = numbers(event)
             if values:
@@ -147,6 +192,7 @@ def _passed_on(events: Iterable[Event], sink: AbstractContextManager[Log]) -> Ge
 
 
 def _library(module: str, extra: str) -> Any:
+    """Return a module, or raise ``ImportError`` that names the extra to install."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -155,36 +201,39 @@ def _library(module: str, extra: str) -> Any:
         ) from None
 
 
-def _of_result(result: Result) -> dict[str, float]:
-    """Of the whole run: how well it ended, what each group's S_g is and whether it was chosen, what it cost."""
+def _result_numbers(result: Result) -> dict[str, float]:
+    """Return the numbers of a whole run: final accuracies, S_g and choice of each group, and costs."""
     profile = result.profile
     scored = {group.name: group.sensitivity for group in profile.groups if group.sensitivity is not None}
-    found = {
-        "final/accuracy": scores.accuracy(result.accuracy_matrix),
-        "final/task_il_accuracy": scores.accuracy(result.task_il_matrix),
-        **_named("sensitivity", scored),
-        **_named("flops", result.flops),
-        **_named("seconds", result.seconds),
+    values = {
+        "final/accuracy": metrics.accuracy(result.accuracy_matrix),
+        "final/task_il_accuracy": metrics.accuracy(result.task_il_matrix),
+        **_prefixed("sensitivity", scored),
+        **_prefixed("flops", result.flops),
+        **_prefixed("seconds", result.seconds),
     }
-    forgetting = scores.forgetting(result.accuracy_matrix)
+    forgetting = metrics.forgetting(result.accuracy_matrix)
     if forgetting is not None:
-        found["final/forgetting"] = forgetting
+        values["final/forgetting"] = forgetting
     if result.before_finetuning is not None:
-        found["final/accuracy_before_finetuning"] = _mean(result.before_finetuning)
+        values["final/accuracy_before_finetuning"] = _mean(result.before_finetuning)
     if result.finetunings:
         chosen = {group.name: float(group.chosen) for group in profile.groups}
-        found |= {**_named("chosen", chosen), "chosen_share": profile.share}
-    return found
+        values |= {**_prefixed("chosen", chosen), "chosen_share": profile.share}
+    return values
 
 
 def _by_task(name: str, accuracies: tuple[float, ...], seen: int) -> dict[str, float]:
+    """Return the accuracy of each task, and the mean over the tasks so far."""
     each = {f"{name}/task_{number}": value for number, value in enumerate(accuracies, start=1)}
     return each | {f"{name}/mean": _mean(accuracies[:seen])}
 
 
-def _named(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+def _prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values by name, with a prefix."""
     return {f"{prefix}/{name}": float(value) for name, value in values.items()}
 
 
 def _mean(values: tuple[float, ...]) -> float:
+    """Return the mean."""
     return sum(values) / len(values)

@@ -1,7 +1,7 @@
-"""Runs on a Ray cluster: a pack of them is one task, with a core or a GPU of its own. Imports no torch; the tasks do.
+"""Runs on a Ray cluster: each job is one task with one core or one GPU. Imports no torch; the tasks do.
 
-A task whose node dies is tried again on another; what of it has a record by then is not done again. Records go into the
-folder or object store all nodes see, and come back to the caller too, so that nothing is lost where they see none.
+A task whose node dies is repeated on another node, where its finished runs are skipped. Records go to the folder or
+object store that all nodes share. They are also returned to the caller, so none is lost if the nodes share nothing.
 """
 
 from __future__ import annotations
@@ -11,86 +11,102 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forgetless.experiments import record
-from forgetless.experiments.settings import Settings
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import (
+    LANES,
+    Job,
+    Outcome,
+    Planned,
+    RunStarted,
+    group_by_training,
+    pack_groups,
+    run_job,
+)
 from forgetless.experiments.storage import Schedule
 
-LANES = 8  # runs of a pack on a GPU: more were no faster on an H200 (docs/speed.md)
 RETRIES = 3  # of a task whose node or process dies
 
-HINT = "start one with `ray start --head`, or name it in RAY_ADDRESS; on one machine none is needed: leave out --on ray"
-
-Outcome = tuple[str, tuple[str, str | None] | None, dict[str, Any] | None]  # id; error and trace; record
+HINT = "start one with `ray start --head`, or name it in RAY_ADDRESS; a single machine needs no cluster: omit --on ray"
 
 
-@dataclass(frozen=True)
-class Job:
-    runs: list[tuple[dict[str, Any], dict[str, str]]]  # settings and sources, as plain data
-    gpu: bool
+def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[RunStarted | Outcome]:
+    """Execute runs as tasks on a Ray cluster and yield what happens to each.
 
-
-def share_out(
-    jobs: Sequence[Job], out: str, lanes: int, schedule: Schedule
-) -> Iterator[tuple[int, list[Outcome] | None]]:
-    """The number of a job and None when it is handed out; its number and what became of its runs when it ends."""
+    Args:
+        runs: The runs. Their device is ``cpu`` or ``cuda``; Ray decides which GPU.
+        out: The folder of the records.
+        execution: ``lanes`` and the checkpoints.
+    """
+    for run in runs:
+        if run.settings.device not in ("cpu", "cuda"):
+            raise ValueError(f"device is {run.settings.device!r}; on Ray it must be cpu or cuda: Ray selects the GPU")
+    lanes = execution.lanes or LANES
+    gpu_groups = group_by_training([run for run in runs if run.settings.device == "cuda"])
+    cpu_groups = group_by_training([run for run in runs if run.settings.device == "cpu"])
+    jobs = [Job(pack) for pack in pack_groups(gpu_groups, lanes) + cpu_groups]
     ray = _connect()
-    pack = ray.remote(max_retries=RETRIES)(_pack)
+    task = ray.remote(max_retries=RETRIES)(_run_task)
     environment = {name: os.environ[name] for name in ("FORGETLESS_DATA",) if name in os.environ}
-    place = out if "://" in out else str(record.folder(out).absolute())
-    waiting = {kind: deque(n for n, job in enumerate(jobs) if job.gpu == (kind == "GPU")) for kind in ("GPU", "CPU")}
-    running: dict[Any, int] = {}
+    place = str(out) if "://" in str(out) else str(out.absolute())
+    waiting = {
+        "GPU": deque(job for job in jobs if job.on_gpu),
+        "CPU": deque(job for job in jobs if not job.on_gpu),
+    }
+    running: dict[Any, Job] = {}
     try:
         while any(waiting.values()) or running:
             resources = ray.cluster_resources()
-            for kind, numbers in waiting.items():
-                busy = sum(jobs[number].gpu == (kind == "GPU") for number in running.values())
-                while numbers and busy < resources.get(kind, 0):
-                    number, busy = numbers.popleft(), busy + 1
-                    yield number, None
-                    task = pack.options(**{f"num_{kind.lower()}s": 1})
-                    running[task.remote(jobs[number].runs, place, lanes, schedule, environment)] = number
+            for kind, queue in waiting.items():
+                busy = sum(job.on_gpu == (kind == "GPU") for job in running.values())
+                while queue and busy < resources.get(kind, 0):
+                    job, busy = queue.popleft(), busy + 1
+                    yield from (RunStarted(run.settings) for run in job.runs)
+                    submitted = task.options(**{f"num_{kind.lower()}s": 1})
+                    running[submitted.remote(job.runs, place, lanes, execution.schedule, environment)] = job
             if not running:
-                kind = next(kind for kind, numbers in waiting.items() if numbers)
-                raise ValueError(f"the Ray cluster has no {kind}, which the runs need; it has {resources}")
+                missing = next(kind for kind, queue in waiting.items() if queue)
+                raise ValueError(f"the Ray cluster has no {missing}, which the runs need; it has {resources}")
             (ended,), _ = ray.wait(list(running), num_returns=1)
-            number = running.pop(ended)
+            job = running.pop(ended)
             try:
-                outcomes = ray.get(ended)
+                yield from ray.get(ended)
             except ray.exceptions.RayError as error:
-                # Without a trace its node or process died, again and again; with one, the task itself failed.
+                # A task error has a trace. Any other error means that the node or process died repeatedly.
                 trace = str(error) if isinstance(error, ray.exceptions.RayTaskError) else None
-                members = [Settings.from_dict(settings) for settings, _ in jobs[number].runs]
-                outcomes = []
-                for one in members:
-                    made = record.find(record.folder(out), one)
-                    failed = None if made else (f"{type(error).__name__}: {error}", trace)
-                    outcomes.append((one.id, failed, made.to_dict() if made else None))
-            yield number, outcomes
+                yield from _outcomes_after_error(job, out, f"{type(error).__name__}: {error}", trace)
     finally:
-        for task in running:
-            ray.cancel(task, force=True)
+        for reference in running:
+            ray.cancel(reference, force=True)
+
+
+def _outcomes_after_error(job: Job, out: Path, error: str, trace: str | None) -> Iterator[Outcome]:
+    """Yield the runs of a failed task: those with a record are done, the others have failed."""
+    for run in job.runs:
+        written = record.find(out, run.settings)
+        yield Outcome(run.settings.id, written) if written else Outcome(run.settings.id, error=error, trace=trace)
 
 
 def _connect() -> Any:
-    """ray, connected to the cluster that RAY_ADDRESS names or that runs on this machine."""
+    """Return the module ray, connected to the cluster in RAY_ADDRESS or on this machine."""
     try:
         import ray
     except ImportError:
-        raise ImportError("on Ray needs ray: pip install 'forgetless[ray]'") from None
+        raise ImportError("--on ray needs ray: pip install 'forgetless[ray]'") from None
     if not ray.is_initialized():
-        _knock(os.environ.get("RAY_ADDRESS", ""))
+        _check_address(os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
         except ConnectionError as error:
-            raise ValueError(f"no Ray cluster was found: {HINT} ({error})") from None
+            raise ValueError(f"there is no Ray cluster: {HINT} ({error})") from None
     return ray
 
 
-def _knock(address: str) -> None:
-    """An error if nothing listens at host:port; Ray itself would try for minutes."""
+def _check_address(address: str) -> None:
+    """Raise ``ValueError`` if nothing listens at host:port. Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if "://" in address or not port.isdigit():
         return
@@ -100,16 +116,9 @@ def _knock(address: str) -> None:
         raise ValueError(f"RAY_ADDRESS is {address!r}, where no Ray cluster answers ({error}): {HINT}") from None
 
 
-def _pack(
-    job: list[tuple[dict[str, Any], dict[str, str]]],
-    out: str,
-    lanes: int,
-    schedule: Schedule,
-    environment: dict[str, str],
+def _run_task(
+    runs: Sequence[Planned], out: str, lanes: int, schedule: Schedule, environment: dict[str, str]
 ) -> list[Outcome]:
-    """A task: runs one after the other, or in lanes on its GPU, from their checkpoints where another node left some."""
+    """Execute a job as a Ray task, from the checkpoints that another node may have left."""
     os.environ.update(environment)
-    from forgetless.experiments import run as build
-
-    ended = build.run_job(job, lanes, record.folder(out), schedule=schedule)
-    return [(name, error, None if made is None else made.to_dict()) for name, error, made in ended]
+    return list(run_job(runs, lanes, record.folder(out), schedule=schedule))

@@ -25,7 +25,6 @@ from torch import nn
 import forgetless
 from forgetless.compute.engine import find_device
 from forgetless.config import catalogue
-from forgetless.data.readers.files import DataError
 from forgetless.data.stream import Stream
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments.checkpoint import Stop, Stopped
@@ -42,7 +41,6 @@ from forgetless.training.loop import Run, train
 from forgetless.training.plain import check_plain, copied
 from forgetless.training.state import fits, is_built_in
 
-Outcome = tuple[str, str | None] | None  # of a run: its error and the trace of it, if it failed; see ``run_job``
 PATIENCE = 20.0  # seconds that runs in lanes are given to reach a step that can be kept
 
 
@@ -382,27 +380,6 @@ class _Pack:
         if one.kept is not None:
             one.kept.run.close()
             one.kept = None
-
-
-Job = Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]  # settings and sources of some runs, as plain data
-
-
-def run_job(job: Job, lanes: int | None, out: Path, **how: Any) -> Iterator[tuple[str, Outcome, Record | None]]:
-    """``run_lanes`` for another process: gives the id of each run, its error and trace if it failed, its record.
-
-    An error of a file, missing or damaged, has no trace: it says nothing of the run.
-    """
-    runs = [Settings.from_dict(settings) for settings, _ in job]
-    sources = {one.id: source for one, (_, source) in zip(runs, job, strict=True)}
-    if not any(one.device.startswith("cuda") for one in runs):
-        lanes = 1
-    for settings, made in run_lanes(runs, lanes, out, sources, **how):
-        if isinstance(made, Record):
-            yield settings.id, None, made
-        else:
-            outside = isinstance(made.error, OSError | DataError | checkpoint.CheckpointError)
-            message = f"{type(made.error).__name__}: {made.error}{made.place}"
-            yield settings.id, (message, None if outside else made.trace), None
 
 
 def _leave(settings: Settings, sources: Mapping[str, str], result: Result, out: Path | None) -> Record:

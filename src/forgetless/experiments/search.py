@@ -1,8 +1,8 @@
-"""The paper's way to choose settings: every point of a grid on validation, the best of them on all data, over seeds.
+"""Search settings as the paper does: try a grid on validation data, then train the best point on all data.
 
-A tenth of each task's training images is held out; points are compared by their accuracy on it, and nothing else. The
-best is then trained on all training images with several seeds, and tested. All runs are those of a sweep: what has a
-record is not done again. Imports no torch.
+A tenth of each task's training images is held out, and points are compared only by their accuracy on it. The best
+point is then trained on all training images with several seeds and tested. All runs belong to sweeps, so finished runs
+are skipped. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,73 +11,101 @@ import hashlib
 import itertools
 import json
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from forgetless.config.checks import check_whole
 from forgetless.experiments import record
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import Planned
+from forgetless.experiments.plan import check_plan, read_toml
 from forgetless.experiments.presets import GRIDS
-from forgetless.experiments.record import agreeing
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.storage import USUAL, Schedule
-from forgetless.experiments.sweep import AGAIN, Done, Failed, Planned, Started, check_plan, read_toml, sweep
+from forgetless.experiments.sweep import RETRY_HINT, RunFailed, SweepEvent, sweep
+from forgetless.training.metrics import MeanStd, mean_std
 
-Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Found:
-    """The outcome of a search. Accuracies are in percent; of a point that failed there is none."""
+class Point:
+    """A point of the grid, and its validation accuracies in percent, one per seed; a failed run has none."""
+
+    values: dict[str, Any]
+    accuracies: list[float] = field(default_factory=list)
+
+    @property
+    def score(self) -> float:
+        """Return the mean validation accuracy; 0 for a point that failed."""
+        return mean(self.accuracies) if self.accuracies else 0.0
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search. Accuracies are in percent."""
 
     stream: str
     method: str
-    given: dict[str, Any]
+    given: dict[str, Any]  # settings that all points share
     grid: dict[str, list[Any]]
-    points: list[tuple[Point, list[float]]]  # with their accuracies on validation, one a seed
-    chosen: Point
-    records: list[record.Record]  # of the chosen point on the test set, one a seed
-    skipped: list[str]  # those of other tasks or groups than most of them, and why
-    saved: int  # runs that halving left out
-    effort: list[int]  # seeds of each point, seeds of the chosen one, whether by halving
+    search_seeds: int
+    seeds: int
+    halving: bool
+    points: list[Point]
+    chosen: dict[str, Any]
+    records: list[record.Record]  # of the chosen point on the test set, one per seed
+    skipped: list[str]  # why other records of the chosen point were left out
 
     @property
-    def accuracies(self) -> list[float]:
-        return [one.accuracy for one in self.records]
+    def test_accuracy(self) -> MeanStd:
+        """Return the mean and deviation of the chosen point's test accuracy over seeds."""
+        return mean_std(test.accuracy for test in self.records)
 
     @property
-    def ids(self) -> list[str]:
-        return [one.id for one in self.records]
-
-    @property
-    def mean(self) -> float:
-        return mean(self.accuracies)
-
-    @property
-    def spread(self) -> float:
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else 0.0
+    def saved_runs(self) -> int:
+        """Return how many validation runs halving saved."""
+        points = len(self.points)
+        return points * self.search_seeds - sum(points_per_seed(points, self.search_seeds, halving=self.halving))
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
         return {
             "stream": self.stream, "method": self.method, "given": self.given, "grid": self.grid,
-            "points": [{"point": point, "validation": accuracies} for point, accuracies in self.points],
-            "chosen": self.chosen, "accuracies": self.accuracies, "mean": round(self.mean, 3),
-            "spread": round(self.spread, 3), "ids": self.ids, "saved": self.saved,
+            "points": [{"point": point.values, "validation": point.accuracies} for point in self.points],
+            "chosen": self.chosen, "accuracies": [test.accuracy for test in self.records],
+            "mean": round(self.test_accuracy.mean, 3), "spread": round(self.test_accuracy.std, 3),
+            "ids": [test.id for test in self.records], "saved": self.saved_runs,
         }  # fmt: skip
+
+    def path(self, out: Path) -> Path:
+        """Return the file of the result; searches that differ in settings, grid or seeds have different files."""
+        effort = [self.search_seeds, self.seeds, int(self.halving)]
+        text = json.dumps([self.stream, self.method, self.given, self.grid, effort], sort_keys=True, default=list)
+        return out / f"search-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
 
 
 def paper_grid(stream: str, repair: str, *, distill: bool) -> Grid:
-    """The paper's search space for FPF or k-FPF on a stream; an error where it has none."""
+    """Return the paper's grid for FPF or k-FPF on a stream, or raise ``ValueError`` if it has none.
+
+    Args:
+        stream: The name of a stream.
+        repair: ``"fpf"`` or ``"k-fpf"``.
+        distill: Whether the grid includes the weight of the distillation, ``kd``.
+
+    Returns:
+        The values to try, by setting.
+    """
     grids = GRIDS.get(stream, {})
     if repair not in grids:
         known = ", ".join(f"{kind} on {name}" for name, kinds in GRIDS.items() for kind in kinds)
-        raise ValueError(f"the paper has no grid for this ({known}): give one in a TOML file, --grid FILE")
+        raise ValueError(f"the paper has no grid for this ({known}): write one in a TOML file, --grid FILE")
     return {name: values for name, values in grids[repair].items() if name != "kd" or distill}
 
 
 def read_grid(file: Path) -> Grid:
+    """Return the grid of a TOML file; errors name the file."""
     values = read_toml(file)
     try:
         return check_grid(values)
@@ -86,19 +114,19 @@ def read_grid(file: Path) -> Grid:
 
 
 def check_grid(grid: Mapping[str, Any]) -> Grid:
-    """A user's grid: lists of values by setting."""
+    """Return a user's grid with its lists as tuples, or raise ``ValueError`` if it is not a grid."""
     if not grid:
-        raise ValueError("the grid is empty; it must have one setting or more, each with a list of values")
+        raise ValueError("the grid is empty; it must have at least one setting with a list of values")
     for name, values in grid.items():
         if not isinstance(values, list | tuple) or not values:
-            raise ValueError(f"the grid has {name} = {values!r}; it must be a list of one value or more")
+            raise ValueError(f"the grid has {name} = {values!r}; it must be a list of at least one value")
         if name in ("seed", "validation"):
             raise ValueError(f"the grid has {name}, which the search sets itself")
     return {name: tuple(values) for name, values in grid.items()}
 
 
-def rungs(points: int, seeds: int, *, halving: bool) -> list[int]:
-    """How many points are tried with each seed: all of them, or with halving the best half of those before."""
+def points_per_seed(points: int, seeds: int, *, halving: bool) -> list[int]:
+    """Return how many points are tried with each seed: all of them, or with halving the better half."""
     return [max(1, points // 2**seed) if halving else points for seed in range(seeds)]
 
 
@@ -112,88 +140,85 @@ def search(
     seeds: int = 5,
     search_seeds: int = 1,
     halving: bool = False,
-    on: str = "here",
-    workers: int | None = None,
-    lanes: int | None = None,
-    retry: bool = False,
-    schedule: Schedule = USUAL,
-) -> Iterator[Started | Done | Failed | Found]:
-    """Search and retrain; gives what becomes of each run, and at the end what was found, also in ``out/search-….json``.
+    execution: Execution | None = None,
+) -> Iterator[SweepEvent | SearchResult]:
+    """Search a grid and train the best point.
 
-    given         settings all points share
-    seeds         of the runs on all training images
-    search_seeds  of each point on validation; with ``halving`` a further seed is given to the better half only
-    The others as for ``sweep``.
+    Args:
+        stream: The name of a stream, or ``package.module:object``.
+        method: The name of a method, or ``package.module:object``.
+        given: Settings that all points share.
+        grid: The values to try, by setting.
+        out: The folder of the records and of the result, ``search-….json``.
+        seeds: Seeds of the chosen point, trained on all training images.
+        search_seeds: Validation seeds of each point.
+        halving: Whether only the better half of the points receives a further validation seed.
+        execution: How the runs are executed, as for ``sweep``.
+
+    Returns:
+        An iterator of the events of all runs; the last item is the ``SearchResult``.
     """
-    for name, value in (("seeds", seeds), ("search_seeds", search_seeds)):
-        check_whole(name, value)
-    points: list[Point] = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    scores: dict[int, list[float]] = {number: [] for number in range(len(points))}
-    for name in given:
+    check_whole("seeds", seeds)
+    check_whole("search_seeds", search_seeds)
+    for name, value in given.items():
         if name in ("seed", "validation"):
-            raise ValueError(f"{name} is {given[name]}, but a search sets it: leave it out")
+            raise ValueError(f"{name} is {value}, but a search sets it itself: remove it")
         if name in grid:
-            raise ValueError(f"{name} is {given[name]}, and the grid has it too: leave it out of one of them")
+            raise ValueError(f"{name} is {value}, but the grid has it too: remove one of them")
+    execution = execution or Execution()
+    points = [Point(dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
 
     def planned(point: Point, seed: int, *, validation: bool) -> Planned:
-        return Planned(*resolve(stream, method, {**given, **point, "seed": seed, "validation": validation}))
+        return Planned(*resolve(stream, method, {**given, **point.values, "seed": seed, "validation": validation}))
 
-    how: dict[str, Any] = {"on": on, "workers": workers, "lanes": lanes, "retry": retry, "schedule": schedule}
-    alive = list(scores)
-    for seed, keep in enumerate(rungs(len(points), search_seeds, halving=halving)):
-        alive = sorted(alive, key=lambda number: -score(scores[number]))[:keep]
-        runs = {number: planned(points[number], seed, validation=True) for number in alive}
-        if seed == 0 and on == "here":  # elsewhere there may be other modules
-            check_plan(list(runs.values()), out)
-        errors = yield from _done(list(runs.values()), out, how)
-        for number, one in runs.items():
-            if (made_ := record.find(out, one.settings)) is not None:
-                scores[number].append(made_.accuracy)
-        alive = [number for number in alive if len(scores[number]) == seed + 1]  # a point that failed is out
+    alive = points
+    for seed, count in enumerate(points_per_seed(len(points), search_seeds, halving=halving)):
+        alive = sorted(alive, key=lambda point: -point.score)[:count]
+        runs = [planned(point, seed, validation=True) for point in alive]
+        if seed == 0 and execution.on == "here":  # the nodes of a cluster may have other modules
+            check_plan(runs, out)
+        errors = yield from _repeat_lost(runs, out, execution)
+        for point, run in zip(alive, runs, strict=True):
+            if (validated := record.find(out, run.settings)) is not None:
+                point.accuracies.append(validated.accuracy)
+        alive = [point for point in alive if len(point.accuracies) == seed + 1]
         if not alive:
-            raise ValueError(f"every point of the grid failed, the first with: {errors[0]}; {AGAIN}")
-    best = max(alive, key=lambda number: score(scores[number]))
-    finals = [planned(points[best], seed, validation=False) for seed in range(seeds)]
-    errors = yield from _done(finals, out, how)
-    made = [made_ for one in finals if (made_ := record.find(out, one.settings)) is not None]
-    if not made:
-        raise ValueError(f"the chosen point failed on all training images, the first seed with: {errors[0]}; {AGAIN}")
-    found = Found(
+            raise ValueError(f"every point of the grid failed, the first with: {errors[0]}; {RETRY_HINT}")
+    best = max(alive, key=lambda point: point.score)
+    runs = [planned(best, seed, validation=False) for seed in range(seeds)]
+    errors = yield from _repeat_lost(runs, out, execution)
+    tests = [test for run in runs if (test := record.find(out, run.settings)) is not None]
+    if not tests:
+        raise ValueError(
+            f"the chosen point failed on all training images, the first seed with: {errors[0]}; {RETRY_HINT}"
+        )
+    agreeing, skipped = record.agreeing(tests)
+    result = SearchResult(
         stream, method, dict(given), {name: list(values) for name, values in grid.items()},
-        [(points[number], scores[number]) for number in scores], points[best], *agreeing(made),
-        len(points) * search_seeds - sum(rungs(len(points), search_seeds, halving=halving)),
-        [search_seeds, seeds, int(halving)],
+        search_seeds, seeds, halving, points, best.values, agreeing, skipped,
     )  # fmt: skip
-    record.write_json(found.to_dict(), path(out, found))
-    yield found
+    record.write_json(result.to_dict(), result.path(out))
+    yield result
 
 
-def _done(runs: list[Planned], out: Path, how: dict[str, Any]) -> Generator[Started | Done | Failed, None, list[str]]:
-    """Do runs, those that were lost once more; gives the errors. One that is lost again says nothing of its point.
+def _repeat_lost(runs: list[Planned], out: Path, execution: Execution) -> Generator[SweepEvent, None, list[str]]:
+    """Execute runs, repeat lost runs once, and return the errors of the others.
 
-    So nothing is chosen then: an error ends the search, and the same call goes on with it.
+    A lost run says nothing about its point. If a run is lost twice, the search therefore ends without a choice.
     """
     errors: list[str] = []
-    for again in (False, True):
-        lost: list[Planned] = []
-        for note in sweep(runs, out, **how):
-            if isinstance(note, Failed) and note.lost:
-                if again:
-                    raise ValueError(f"a run was lost twice: {note.error}. Nothing was chosen; the same call goes on")
-                lost += [one for one in runs if one.settings.id == note.settings.id]
+    for attempt in (1, 2):
+        lost: set[str] = set()
+        for event in sweep(runs, out, execution):
+            if isinstance(event, RunFailed) and event.lost:
+                if attempt == 2:
+                    raise ValueError(
+                        f"a run was lost twice: {event.error}. No point was chosen; the same call resumes the search"
+                    )
+                lost.add(event.settings.id)
                 continue
-            errors += [note.error] if isinstance(note, Failed) else []
-            yield note
-        runs = lost
+            if isinstance(event, RunFailed):
+                errors.append(event.error)
+            yield event
+        runs = [run for run in runs if run.settings.id in lost]
     return errors
-
-
-def path(out: Path, found: Found) -> Path:
-    """Where a search leaves what it found: by stream, method, what was given, the grid and the seeds."""
-    text = json.dumps([found.stream, found.method, found.given, found.grid, found.effort], sort_keys=True, default=list)
-    return out / f"search-{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
-
-
-def score(accuracies: list[float]) -> float:
-    """What points are compared by: the mean over seeds, 0 for one that failed."""
-    return mean(accuracies) if accuracies else 0.0

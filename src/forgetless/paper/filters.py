@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forgetless.experiments import record
+from forgetless.experiments.jobs import Planned
 from forgetless.experiments.record import Record
 from forgetless.experiments.storage import check_folder
-from forgetless.experiments.sweep import Planned
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,0 +1,143 @@
+"""``forgetless reproduce``: the tables and figures of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from forgetless.cli.options import EXECUTION, Formats, Out, parse_execution, with_options
+from forgetless.cli.output import SweepProgress, agreeing, print_line, print_mixed_versions, stdout
+from forgetless.config import catalogue
+from forgetless.experiments import record
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import Planned, RunStarted
+from forgetless.experiments.sweep import RETRY_HINT, RunDone, SweepEvent
+from forgetless.experiments.sweep import sweep as execute_sweep
+from forgetless.paper import reproduce as paper
+from forgetless.paper.studies import ITEMS, notes
+from forgetless.reports import charts
+
+
+@with_options(EXECUTION)
+def reproduce(
+    what: Annotated[str | None, typer.Argument(help="A table or figure; --list shows their names.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures and what each costs.")] = False,
+    stream: Annotated[str | None, typer.Option(help="Only this stream; with --quick, any stream.")] = None,
+    buffer: Annotated[int | None, typer.Option(help="Only this buffer size.")] = None,
+    rows: Annotated[str | None, typer.Option(help="Only these rows of a table, such as er,fpf+er.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; default: 5, with --quick 2.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Use the digits (or --stream), few seeds and few points.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Out = Path("runs"),
+    figures: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    formats: Formats = "png",
+    **given: Any,
+) -> None:
+    """Reproduce a table or figure of the paper: the paper's value, ours, and the difference in standard errors."""
+    options = paper.Options(stream, buffer, tuple(rows.split(",")) if rows else (), seeds, quick, device)
+    if list_all:
+        _list_items(options)
+        return
+    if what is None:
+        raise ValueError(f"name what to reproduce: one of {', '.join(ITEMS)}; --list shows what each costs")
+    if what not in ITEMS:
+        raise ValueError(catalogue.unknown("table or figure", what, ITEMS))
+    charts.check_formats(formats.split(","))
+    item = ITEMS[what]
+    item.check(what, options)
+    execution = parse_execution(given)
+    if item.filters and execution != Execution():
+        raise ValueError(
+            f"{what} is one run in this process, without checkpoints: remove --on, --workers, --lanes, --retry and "
+            "--checkpoint-…"
+        )
+    lines = item.lines(options)
+    runs = paper.runs(lines)
+    remarks = notes(options, lines)
+    for remark in remarks:
+        print_line(remark)
+    with SweepProgress(len(runs)) as progress:
+        for event in _watch_filters(runs, out) if item.filters else execute_sweep(runs, out, execution):
+            progress.show(event)
+    measured = paper.read_measured(lines, out)
+    if not measured:
+        raise ValueError(f"all runs failed; {RETRY_HINT}")
+    records = agreeing(list({used.id: used for line in measured for used in line.records}.values()))
+    measured = paper.keep_records(measured, records)
+    for name in dict.fromkeys(line.line.stream for line in measured):
+        stdout.print(name)
+        _print_comparison([line for line in measured if line.line.stream == name])
+    print_mixed_versions(records)
+    findings = item.findings(measured)
+    for finding in findings:
+        print_line(str(finding))
+    chosen = [*([stream] if stream else []), *([str(buffer)] if buffer else []), *options.rows]
+    chosen += [f"seeds-{seeds}"] if seeds else []
+    file = out / f"{'-'.join(['reproduce', what, *chosen, *(['quick'] if quick else [])])}.json"
+    record.write_json(paper.to_dict(what, measured, findings, remarks), file)
+    for name, figure in item.draw(measured).items():
+        stem = "-".join([what, *(word for word in chosen if f"-{word}-" not in f"-{name}-"), name])
+        for figure_file in charts.save(figure, figures, stem.replace(":", "-"), formats.split(",")):
+            print_line(f"figure: {figure_file}")
+    print_line(f"{progress}; result: {file}")
+    if progress.failed:
+        raise typer.Exit(1)
+
+
+def _watch_filters(runs: list[Planned], out: Path) -> Iterator[SweepEvent]:
+    """Train in this process, with every filter of the network recorded."""
+    from forgetless.paper import filters
+
+    for run in runs:
+        yield RunStarted(run.settings)
+        filters.measure_filters(run, out)
+        yield RunDone(run.settings, earlier=False)
+
+
+def _print_comparison(measured: list[paper.Measured]) -> None:
+    """Print the rows of one stream, compared with the paper where it has numbers."""
+    compared = any(one.line.target for one in measured)
+    headings = ["", "paper", "ours", "difference", "in s.e.", "TFLOPs"] if compared else ["", "ours", "TFLOPs"]
+    table = Table(box=None, padding=(0, 2))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    for one in measured:
+        target = one.line.target
+        unit = "" if one.line.metric == "accuracy" else f" ({one.line.metric.replace('_', ' ')})"
+        cells = {
+            "": one.line.name + unit,
+            "paper": "" if target is None else f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else ""),
+            "ours": one.shown,
+            "difference": "" if one.difference is None else f"{one.difference:+.2f}",
+            "in s.e.": "" if one.standard_errors is None else f"{one.standard_errors:+.1f}",
+            "TFLOPs": f"{one.tflops:.3g}",
+        }
+        table.add_row(*(cells[heading] for heading in headings))
+    stdout.print(table)
+
+
+def _list_items(options: paper.Options) -> None:
+    """List the items that have what the options ask for, with their runs and steps."""
+    if options.stream is not None:
+        catalogue.check_name("stream", options.stream)
+    table = Table("name", "runs", "million steps", "what", box=None, padding=(0, 2))
+    for name, item in ITEMS.items():
+        try:
+            item.check(name, options)
+            runs = paper.runs(item.lines(options))
+        except ValueError:  # it has no such stream, buffer or rows
+            continue
+        known = all(run.settings.stream in paper.IMAGES for run in runs)
+        steps = f"{sum(paper.training_steps(run.settings) for run in runs) / 1e6:.3g}" if known else "–"
+        table.add_row(name, str(len(runs)), steps, f"{item.summary} ({item.where})")
+    stdout.print(table)
+    stdout.print(
+        "A step of ResNet-18 on 32×32 images takes about 1 ms on an H200 in lanes (docs/speed.md), so a million steps "
+        "take about 17 minutes. A step of the MLP takes about 0.4 ms on a CPU core. --quick takes minutes."
+    )

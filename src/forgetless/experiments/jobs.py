@@ -1,0 +1,100 @@
+"""Jobs: the runs that one process executes, and what it reports about them. Imports no torch; ``run_job`` does.
+
+Local processes (``workers``) and Ray tasks (``ray``) both execute jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forgetless.experiments.record import Record
+from forgetless.experiments.settings import Settings
+
+LANES = 8  # runs per job on a GPU: more were not faster on an H200 (docs/speed.md)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The settings of a run, and where each value comes from."""
+
+    settings: Settings
+    sources: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs for one process, and the GPU it may see (``None``: every GPU)."""
+
+    runs: list[Planned]
+    gpu: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether the runs train on a GPU."""
+        return self.runs[0].settings.device.startswith("cuda")
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """A run has started."""
+
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: with a record, or with an error.
+
+    An error without a trace says nothing about the settings: the process or node died, or a file could not be read.
+    """
+
+    id: str
+    record: Record | None = None
+    error: str | None = None
+    trace: str | None = None
+
+
+def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: Any) -> Iterator[Outcome]:
+    """Execute runs in this process and yield how each ended.
+
+    Args:
+        runs: The runs, all on the CPU or all on one GPU.
+        lanes: Runs that train side by side on the GPU.
+        out: The folder of the records.
+        options: Further arguments of ``run_lanes``.
+    """
+    from forgetless.data.readers.files import DataError
+    from forgetless.experiments.checkpoint import CheckpointError
+    from forgetless.experiments.run import run_lanes
+
+    on_gpu = any(run.settings.device.startswith("cuda") for run in runs)
+    sources = {run.settings.id: run.sources for run in runs}
+    for settings, result in run_lanes([run.settings for run in runs], lanes if on_gpu else 1, out, sources, **options):
+        if isinstance(result, Record):
+            yield Outcome(settings.id, result)
+        else:
+            outside = isinstance(result.error, OSError | DataError | CheckpointError)
+            message = f"{type(result.error).__name__}: {result.error}{result.place}"
+            yield Outcome(settings.id, error=message, trace=None if outside else result.trace)
+
+
+def group_by_training(runs: Sequence[Planned]) -> list[list[Planned]]:
+    """Return the runs in groups that share one training, so that one process can train once for all of them."""
+    groups: dict[str, list[Planned]] = {}
+    for run in runs:
+        groups.setdefault(run.settings.training, []).append(run)
+    return list(groups.values())
+
+
+def pack_groups(groups: Sequence[list[Planned]], size: int) -> list[list[Planned]]:
+    """Return the groups merged into packs of at least ``size`` runs where possible; no group is divided."""
+    packs: list[list[Planned]] = []
+    for members in groups:
+        if packs and len(packs[-1]) < size:
+            packs[-1].extend(members)
+        else:
+            packs.append(list(members))
+    return packs

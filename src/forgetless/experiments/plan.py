@@ -1,0 +1,141 @@
+"""Plans: TOML files that expand into runs. Imports no torch.
+
+Every list in a plan expands into a grid. The settings at the top apply to every ``[[runs]]`` block, and each block
+expands into a grid of its own:
+
+    stream = "seq-digits"
+    seeds = 3                       # 0, 1, 2; or seed = [0, 5]
+    buffer = [100, 200]
+
+    [[runs]]
+    method = ["er", "derpp"]
+    repair = ["none", "fpf"]
+
+    [[runs]]
+    method = "sgd"
+    repair = "k-fpf"
+    every = [50, 100]
+
+For a setting whose value is itself a list (``groups``, ``freeze``, ``order``), a list of lists expands into the grid.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forgetless.config import catalogue
+from forgetless.config.checks import check_whole
+from forgetless.experiments import record
+from forgetless.experiments.jobs import Planned
+from forgetless.experiments.settings import resolve, run_settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_plan(file: Path) -> list[Planned]:
+    """Return the runs of a plan file; errors name the file and the setting."""
+    values = read_toml(file)
+    try:
+        return expand_plan(values)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return the values of a TOML file, or raise ``ValueError`` if it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file} is a folder; it must be a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+
+
+def expand_plan(values: Mapping[str, Any]) -> list[Planned]:
+    """Return the runs of a plan, without duplicates.
+
+    Args:
+        values: The content of a plan file.
+
+    Returns:
+        The runs, in the order of the plan.
+    """
+    shared = {name: value for name, value in values.items() if name != "runs"}
+    blocks = values.get("runs", [{}])
+    if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):
+        raise ValueError(f"runs is {blocks!r}; it must be blocks, each headed [[runs]]")
+    for block in [shared, *blocks]:
+        _check_block(block)
+    planned: dict[str, Planned] = {}
+    for block in blocks:
+        for point in _expand_grid(shared | block):
+            for name in ("stream", "method"):
+                if not isinstance(point.get(name), str):
+                    raise ValueError(f"{name} is missing: every run needs one")
+            settings, sources = resolve(point.pop("stream"), point.pop("method"), point)
+            planned.setdefault(settings.id, Planned(settings, sources))
+    return list(planned.values())
+
+
+def check_plan(runs: Sequence[Planned], out: Path) -> None:
+    """Raise an error if the stream, method or network of an unfinished run cannot be loaded or built.
+
+    Imports torch, but only if a run has a part of the user's or sets a method's own settings.
+    """
+    checked: set[str] = set()
+    for run in runs:
+        settings, own_parts = run.settings, run.settings.own_parts
+        key = json.dumps([settings.method, own_parts, settings.options], sort_keys=True, default=str)
+        if not (own_parts or settings.options) or key in checked or record.path(out, settings).exists():
+            continue
+        from forgetless.experiments.run import build_method
+
+        checked.add(key)
+        build_method(settings)
+        for kind, name in own_parts.items():
+            catalogue.load(kind, name)
+
+
+def _check_block(block: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for nested blocks, and for both seed and seeds."""
+    for name, value in block.items():
+        if any(isinstance(member, dict) for member in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"{name} is a block; only blocks headed [[runs]] are valid")
+    if "seed" in block and "seeds" in block:
+        raise ValueError(f"seeds is {block['seeds']!r} and seed is {block['seed']!r}; set only one of them")
+
+
+def _expand_grid(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the lists among ``values``."""
+    choices: dict[str, list[Any]] = {}
+    for name, value in values.items():
+        if name == "seeds":
+            check_whole("seeds", value)
+            choices["seed"] = list(range(value))
+        else:
+            choices[name] = _choices(name, value)
+    for combination in itertools.product(*choices.values()):
+        yield dict(zip(choices, combination, strict=True))
+
+
+def _choices(name: str, value: Any) -> list[Any]:
+    """Return the values that a setting takes in a grid."""
+    if not isinstance(value, list):
+        return [value]
+    if not value:
+        raise ValueError(f"{name} is an empty list; it must have at least one value")
+    declared = run_settings().get(name)
+    if declared is not None and declared.takes_list:
+        is_range = any(isinstance(member, list) or member in ("auto", "all") for member in value)
+        return value if is_range else [value]
+    return value
