@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from forgetless.experiments.jobs import Planned
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings
-from forgetless.experiments.sweep import Planned
 from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS

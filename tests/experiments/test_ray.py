@@ -8,7 +8,7 @@ import pytest
 
 from forgetless.experiments import ray as cluster
 from forgetless.experiments import record
-from forgetless.experiments import run as build
+from forgetless.experiments.run import run
 from forgetless.experiments.sweep import Failed, Started, plan, sweep
 from helpers import LIMIT, lasting, wait_until
 
@@ -47,7 +47,7 @@ def test_a_sweep_survives_the_death_of_a_node_and_its_records_are_those_of_local
     for method in ("er", "derpp"):
         for one in plan({**QUICK, "method": method, "seeds": 10}):
             found = record.read(record.path(tmp_path / "runs", one.settings))
-            assert lasting(found) == lasting(build.run(one.settings, one.sources))
+            assert lasting(found) == lasting(run(one.settings, one.sources))
     again = subprocess.run(call, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert "0 done, 20 already there, 0 failed" in again.stdout
 
@@ -60,7 +60,7 @@ def test_failures_come_back_and_records_too_where_no_folder_is_shared(nodes, tmp
     try:
         notes = {note.settings.id: note for note in sweep(runs, record.folder("memory://a-sweep"), on="ray")}
         here = record.read(record.path(record.folder("memory://a-sweep"), runs[0].settings))
-        assert lasting(here) == lasting(build.run(runs[0].settings, runs[0].sources))
+        assert lasting(here) == lasting(run(runs[0].settings, runs[0].sources))
         failure = notes[runs[1].settings.id]
         assert isinstance(failure, Failed)
         assert "NonFiniteError: the loss became" in failure.error

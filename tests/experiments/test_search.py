@@ -3,7 +3,7 @@ import json
 import pytest
 
 from forgetless.experiments import record
-from forgetless.experiments import run as build
+from forgetless.experiments.run import run
 from forgetless.experiments.search import Found, check_grid, paper_grid, path, rungs, search
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.sweep import Done, Failed
@@ -78,7 +78,7 @@ def test_a_chosen_point_that_fails_says_why(tmp_path):
     final = resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": 0, "validation": False})[0]
     other = resolve("seq-digits", "sgd", SHARED)[0]
     (tmp_path / "runs" / final.id).mkdir()
-    build.run(other, out=tmp_path)
+    run(other, out=tmp_path)
     record.path(tmp_path, other).rename(record.path(tmp_path / "runs", final))
     said = "the chosen point failed on all training images, the first seed with: .* is the record of another run"
     with pytest.raises(ValueError, match=said):

@@ -14,10 +14,11 @@ import pytest
 
 from forgetless import NonFiniteError, networks, train
 from forgetless.data import benchmarks as streams
-from forgetless.experiments import record
-from forgetless.experiments import run as build
+from forgetless.experiments import checkpoint, record
 from forgetless.experiments import sweep as module
 from forgetless.experiments.checkpoint import load
+from forgetless.experiments.pack import run_lanes
+from forgetless.experiments.run import run
 from forgetless.experiments.storage import Schedule
 from forgetless.experiments.sweep import (
     Done,
@@ -122,7 +123,7 @@ def test_a_bad_plan_is_refused_with_the_files_name(text, match, tmp_path):
 
 def test_a_plan_that_is_not_there():
     with pytest.raises(ValueError, match="there is no file"):
-        read_plan(build.Path("nowhere.toml"))
+        read_plan(Path("nowhere.toml"))
 
 
 def test_a_folder_is_no_plan(tmp_path):
@@ -138,7 +139,7 @@ def test_what_has_a_record_is_not_done_again_what_fails_is_written_down_and_the_
         assert notes[one.settings.id] == Done(one.settings, again=False)
         made, alone = (
             record.read(record.path(tmp_path, one.settings)).to_dict(),
-            build.run(one.settings, one.sources).to_dict(),
+            run(one.settings, one.sources).to_dict(),
         )
         for values in (made, alone):
             del values["seconds"]
@@ -218,7 +219,7 @@ def test_killed_at_five_random_moments_and_started_again_it_ends_with_the_same_r
     assert "0 failed" in ended.stdout
     for one in read_plan(tmp_path / "plan.toml"):
         made = record.read(record.path(tmp_path / "out", one.settings))
-        assert lasting(made) == lasting(build.run(one.settings, one.sources))
+        assert lasting(made) == lasting(run(one.settings, one.sources))
     again = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "0 done, 12 already there, 0 failed" in again.stdout
 
@@ -260,7 +261,7 @@ def test_two_sweeps_on_one_folder_at_once_do_no_harm(tmp_path):
     for one in read_plan(tmp_path / "plan.toml"):
         if one.settings.lr == 0.1:
             made = record.read(record.path(tmp_path / "runs", one.settings))
-            assert lasting(made) == lasting(build.run(one.settings, one.sources))
+            assert lasting(made) == lasting(run(one.settings, one.sources))
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -283,11 +284,11 @@ def test_a_full_disk_is_an_error_of_the_run_that_says_so(tmp_path, monkeypatch):
 
     (one,) = plan(QUICK | {"method": "er"})
     monkeypatch.setattr(os, "fsync", full)
-    ((_, made),) = build.run_lanes([one.settings], 1, tmp_path)
+    ((_, made),) = run_lanes([one.settings], 1, tmp_path)
     assert "No space left on device" in str(made.error)
     assert not list(tmp_path.rglob("*.*"))
     monkeypatch.undo()
-    ((_, made),) = build.run_lanes([one.settings], 1, tmp_path)
+    ((_, made),) = run_lanes([one.settings], 1, tmp_path)
     assert record.read(record.path(tmp_path, one.settings)) == made
 
 
@@ -317,13 +318,13 @@ def test_a_sweep_that_is_asked_to_stop_leaves_checkpoints_from_which_it_goes_on(
     assert not list(tmp_path.glob("runs/*/checkpoint.safetensors"))
     for one in read_plan(tmp_path / "plan.toml"):
         made = record.read(record.path(tmp_path / "runs", one.settings))
-        assert lasting(made) == lasting(build.run(one.settings, one.sources))
+        assert lasting(made) == lasting(run(one.settings, one.sources))
 
 
 def test_weights_that_are_not_finite_are_never_kept(tmp_path):
     (one,) = plan({"stream": "seq-digits", "method": "sgd", "lr": 1e20})
     with pytest.raises(NonFiniteError, match=r"the loss became nan at step \d, in epoch 1 of task 1; try a smaller lr"):
-        build.run(one.settings, out=tmp_path, schedule=Schedule(steps=10, seconds=None))
+        run(one.settings, out=tmp_path, schedule=Schedule(steps=10, seconds=None))
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -368,8 +369,8 @@ def test_a_run_on_a_disk_that_fills_up_goes_on_without_checkpoints(small_disk):
     with pytest.warns(
         UserWarning, match=r"no checkpoint was written: .* could not be written: No space left on device"
     ):
-        made = build.run(one.settings, one.sources, small_disk, fill, schedule=schedule)
-    alone = build.run(one.settings, one.sources)
+        made = run(one.settings, one.sources, small_disk, fill, schedule=schedule)
+    alone = run(one.settings, one.sources)
     assert lasting(made) == lasting(alone)
     shutil.rmtree(small_disk / one.settings.id)
     ballast.unlink()
@@ -378,12 +379,12 @@ def test_a_run_on_a_disk_that_fills_up_goes_on_without_checkpoints(small_disk):
         pytest.warns(UserWarning, match="no checkpoint"),
         pytest.raises(OSError, match="record.json could not be written: No space left"),
     ):
-        build.run(one.settings, one.sources, small_disk, fill, schedule=schedule)
-    state, _ = load(build.checkpoint_path(small_disk, one.settings))
+        run(one.settings, one.sources, small_disk, fill, schedule=schedule)
+    state, _ = load(checkpoint.path(small_disk, one.settings))
     assert 150 < state["place"][0] <= 200
     ballast.unlink()
     steps = []
-    made = build.run(one.settings, one.sources, small_disk, lambda event: steps.append(getattr(event, "step", 10**9)))
+    made = run(one.settings, one.sources, small_disk, lambda event: steps.append(getattr(event, "step", 10**9)))
     assert min(steps) > 150
     assert lasting(made) == lasting(alone)
 

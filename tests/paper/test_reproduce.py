@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from forgetless.experiments import record
+from forgetless.experiments.jobs import Planned
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import Planned
 from forgetless.paper import reproduce
 from forgetless.paper.published import Target
 from forgetless.paper.reproduce import Line, Measured, Options

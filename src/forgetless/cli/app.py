@@ -21,7 +21,8 @@ from rich.table import Table
 import forgetless
 from forgetless.cli.options import parse_settings, with_settings
 from forgetless.config import catalogue
-from forgetless.config.checks import blamed_frames, check_one_of, own_frames
+from forgetless.config.fields import check_value
+from forgetless.config.tracebacks import blamed_frames, user_frames
 from forgetless.experiments import record
 from forgetless.experiments.settings import Settings, method_settings, resolve, run_settings
 from forgetless.experiments.storage import USUAL, Schedule, write_whole
@@ -53,7 +54,7 @@ CheckpointSeconds = Annotated[
 ]
 CheckpointSteps = Annotated[int, typer.Option(help="Likewise, in steps of training; 0: none by steps.")]
 Workers = Annotated[int | None, typer.Option(help="Processes for runs on the CPU; default: one a core.")]
-Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: found by trying.")]
+Lanes = Annotated[int | None, typer.Option(help="Runs side by side on a GPU; default: 8.")]
 Log = Annotated[str | None, typer.Option(help="Log as it trains: tensorboard, wandb or mlflow.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON line at the end, nothing else.")]
 Retry = Annotated[bool, typer.Option("--retry", help="Also do what failed in an earlier call.")]
@@ -135,7 +136,7 @@ def _tell(found: record.Record, file: Path, *, as_json: bool) -> None:
 
 def _check_log(log: str | None) -> None:
     if log is not None:
-        check_one_of("log", log, LOGGERS)
+        check_value("log", log, str, choices=LOGGERS)
 
 
 @app.command()
@@ -190,8 +191,8 @@ def demo(
     runs = [resolve("seq-digits", method, {**way, "seed": seed}) for method, way in ways for seed in range(seeds)]
     with _bar() as progress:
         bar = progress.add_task("training", total=len(runs))
-        from forgetless.experiments.lanes import Failed
-        from forgetless.experiments.run import run_lanes
+        from forgetless.experiments.lanes import Crash
+        from forgetless.experiments.pack import run_lanes
 
         def say(settings: Settings) -> None:
             progress.update(bar, description=f"{settings.label}, seed {settings.seed}")
@@ -200,7 +201,7 @@ def demo(
         sources = {settings.id: own for settings, own in runs}
         made = {}
         for settings, done in run_lanes([settings for settings, _ in runs], 1, out, sources, on_start=say):
-            if isinstance(done, Failed):
+            if isinstance(done, Crash):
                 raise done.error
             made[settings.id] = done
             progress.advance(bar)
@@ -601,6 +602,7 @@ def main() -> None:
     """Run the command; a mistake of the user's ends with one line that says what would be right."""
     from forgetless.data.readers.files import DataError
 
+    catalogue.find_modules_here()
     _stop_on_sigterm()
     warnings.showwarning = lambda message, *_: _say_warning(message)
     try:
@@ -609,7 +611,7 @@ def main() -> None:
         code = INTERRUPTED
     except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
         notes.print(f"error: {error}", highlight=False, soft_wrap=True)
-        _say_places(own_frames(error.__cause__) if error.__cause__ else [])
+        _say_places(user_frames(error.__cause__) if error.__cause__ else [])
         sys.exit(2)
     except WrongCall as error:
         asked = type(error).__name__ == "NoArgsIsHelpError"

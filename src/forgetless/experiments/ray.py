@@ -15,20 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from forgetless.experiments import record
-from forgetless.experiments.settings import Settings
+from forgetless.experiments.jobs import Outcome, Planned
 from forgetless.experiments.storage import Schedule
 
-LANES = 8  # runs of a pack on a GPU: more were no faster on an H200 (docs/speed.md)
 RETRIES = 3  # of a task whose node or process dies
 
 HINT = "start one with `ray start --head`, or name it in RAY_ADDRESS; on one machine none is needed: leave out --on ray"
 
-Outcome = tuple[str, tuple[str, str | None] | None, dict[str, Any] | None]  # id; error and trace; record
-
 
 @dataclass(frozen=True)
 class Job:
-    runs: list[tuple[dict[str, Any], dict[str, str]]]  # settings and sources, as plain data
+    runs: list[Planned]
     gpu: bool
 
 
@@ -62,12 +59,11 @@ def share_out(
             except ray.exceptions.RayError as error:
                 # Without a trace its node or process died, again and again; with one, the task itself failed.
                 trace = str(error) if isinstance(error, ray.exceptions.RayTaskError) else None
-                members = [Settings.from_dict(settings) for settings, _ in jobs[number].runs]
+                message = f"{type(error).__name__}: {error}"
                 outcomes = []
-                for one in members:
-                    made = record.find(record.folder(out), one)
-                    failed = None if made else (f"{type(error).__name__}: {error}", trace)
-                    outcomes.append((one.id, failed, made.to_dict() if made else None))
+                for one in jobs[number].runs:
+                    name, found = one.settings.id, record.find(record.folder(out), one.settings)
+                    outcomes.append(Outcome(name, found) if found else Outcome(name, error=message, trace=trace))
             yield number, outcomes
     finally:
         for task in running:
@@ -101,7 +97,7 @@ def _knock(address: str) -> None:
 
 
 def _pack(
-    job: list[tuple[dict[str, Any], dict[str, str]]],
+    job: list[Planned],
     out: str,
     lanes: int,
     schedule: Schedule,
@@ -109,7 +105,6 @@ def _pack(
 ) -> list[Outcome]:
     """A task: runs one after the other, or in lanes on its GPU, from their checkpoints where another node left some."""
     os.environ.update(environment)
-    from forgetless.experiments import run as build
+    from forgetless.experiments.jobs import run_job
 
-    ended = build.run_job(job, lanes, record.folder(out), schedule=schedule)
-    return [(name, error, None if made is None else made.to_dict()) for name, error, made in ended]
+    return list(run_job(job, lanes, record.folder(out), schedule=schedule))

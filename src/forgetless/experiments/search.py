@@ -16,13 +16,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from forgetless.config.checks import check_whole
+from forgetless.config.fields import check_value
 from forgetless.experiments import record
+from forgetless.experiments.jobs import Planned
 from forgetless.experiments.presets import GRIDS
 from forgetless.experiments.record import agreeing
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import USUAL, Schedule
-from forgetless.experiments.sweep import AGAIN, Done, Failed, Planned, Started, check_plan, read_toml, sweep
+from forgetless.experiments.sweep import AGAIN, Done, Failed, Started, check_plan, read_toml, sweep
 
 Point = dict[str, Any]
 Grid = Mapping[str, tuple[Any, ...]]
@@ -126,7 +127,7 @@ def search(
     The others as for ``sweep``.
     """
     for name, value in (("seeds", seeds), ("search_seeds", search_seeds)):
-        check_whole(name, value)
+        check_value(name, value, int, least=1)
     points: list[Point] = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     scores: dict[int, list[float]] = {number: [] for number in range(len(points))}
     for name in given:

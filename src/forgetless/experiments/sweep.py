@@ -42,8 +42,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forgetless.config import catalogue
-from forgetless.config.checks import check_one_of, check_whole
+from forgetless.config.fields import check_value
 from forgetless.experiments import record
+from forgetless.experiments.jobs import LANES, Outcome, Planned
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.experiments.storage import USUAL, Schedule, check_folder
 
@@ -61,12 +62,6 @@ AGAIN = (
 )
 PATIENCE = 30  # seconds that processes are given to leave checkpoints, when a sweep is stopped
 LISTS = ("groups", "order", "freeze")  # settings whose value may be a list: a range of them is a list of lists
-
-
-@dataclass(frozen=True)
-class Planned:
-    settings: Settings
-    sources: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -138,7 +133,7 @@ def _product(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     ranges: dict[str, list[Any]] = {}
     for name, value in values.items():
         if name == "seeds":
-            check_whole("seeds", value)
+            check_value("seeds", value, int, least=1)
             ranges["seed"] = list(range(value))
         elif name in LISTS and isinstance(value, list):
             several = any(isinstance(v, list) or v in ("auto", "all") for v in value)
@@ -173,14 +168,13 @@ def sweep(
 
     on       "here": processes on this machine; "ray": a Ray cluster
     workers  processes for runs on the CPU (default: one a core)
-    lanes    runs side by side on a GPU (default: found by trying; on Ray 8, which is also how many are one task)
+    lanes    runs side by side on a GPU (default: 8; on Ray also how many are one task)
     retry    also those that failed in an earlier sweep
     schedule when a run leaves checkpoints; from one it goes on
     """
-    check_one_of("on", on, PLACES)
-    for name, value in (("workers", workers), ("lanes", lanes)):
-        if value is not None:
-            check_whole(name, value)
+    check_value("on", on, str, choices=PLACES)
+    check_value("workers", workers, int | None, least=1)
+    check_value("lanes", lanes, int | None, least=1)
     check_folder(out)
     left: list[Planned] = []
     for one in {one.settings.id: one for one in runs}.values():
@@ -201,7 +195,7 @@ def sweep(
         yield from _here(left, out, workers, lanes, schedule)
 
 
-def _note(one: Planned, out: Path, error: tuple[str, str | None] | None) -> Done | Failed:
+def _note(one: Planned, out: Path, outcome: Outcome) -> Done | Failed:
     """What became of a run, an error written down beside where its record would be.
 
     An error without a trace is the death of its process or node, or that of a file. It says nothing of the run, and is
@@ -209,16 +203,16 @@ def _note(one: Planned, out: Path, error: tuple[str, str | None] | None) -> Done
     """
     settings = one.settings
     file = error_path(out, settings)
-    if error is None:
+    if outcome.error is None:
         with suppress(FileNotFoundError):  # mostly there is none, or another sweep was quicker
             file.unlink()
         return Done(settings, again=False)
-    message, trace = error
-    if trace is None:
+    message = outcome.error
+    if outcome.trace is None:
         return Failed(settings, message, again=False, lost=True)
     values = {"id": settings.id, "label": settings.label, "settings": settings.to_dict(), "error": message}
     try:
-        record.write_json({**values, "trace": trace}, file)
+        record.write_json({**values, "trace": outcome.trace}, file)
     except OSError as unwritten:  # no room, say: the other runs go on
         return Failed(settings, f"{message}; nor could {file} be written: {unwritten}", again=False)
     return Failed(settings, message, again=False)
@@ -235,22 +229,20 @@ def _on_ray(
         if one.settings.device not in ("cpu", "cuda"):
             raise ValueError(f"device is {one.settings.device!r}; on Ray it must be cpu or cuda: Ray says which GPU")
         (on_cpu if one.settings.device == "cpu" else on_gpu).append(one)
-    size = lanes or cluster.LANES
+    size = lanes or LANES
     packs = _packs(_sharing(on_gpu), size) + _sharing(on_cpu)
-    jobs = [
-        cluster.Job([(one.settings.to_dict(), dict(one.sources)) for one in pack], pack[0].settings.device != "cpu")
-        for pack in packs
-    ]
+    jobs = [cluster.Job(pack, pack[0].settings.device != "cpu") for pack in packs]
     for number, outcomes in cluster.share_out(jobs, str(out), size, schedule):
         pack = {one.settings.id: one for one in packs[number]}
         if outcomes is None:
             yield from (Started(one.settings) for one in pack.values())
             continue
-        for name, error, made in outcomes:
-            file = record.path(out, pack[name].settings)
-            if made is not None and not file.exists():  # the nodes share no folder with this machine
-                record.write_json(made, file)
-            yield _note(pack[name], out, error)
+        for outcome in outcomes:
+            one = pack[outcome.id]
+            file = record.path(out, one.settings)
+            if outcome.record is not None and not file.exists():  # the nodes share no folder with this machine
+                record.write(outcome.record, file)
+            yield _note(one, out, outcome)
 
 
 def _here(
@@ -299,7 +291,7 @@ def _sharing(runs: Sequence[Planned]) -> list[list[Planned]]:
     """Those that share a training together, so that one process has them; the others each alone."""
     found: dict[str, list[Planned]] = {}
     for one in runs:
-        found.setdefault(one.settings.training, []).append(one)
+        found.setdefault(one.settings.training_id, []).append(one)
     return list(found.values())
 
 
@@ -358,15 +350,15 @@ class _Crew:
         """What a process says next; one that has done its job gets another."""
         worker = self.at_work[connection]
         try:
-            name, started, error = connection.recv()
+            told: str | Outcome = connection.recv()  # the id of a run that starts, or what came of one
         except (EOFError, OSError):
             yield from self._mourn(worker)
             return
-        if started:
-            worker.begun.add(name)
-            yield Started(worker.has[name].settings)
+        if isinstance(told, str):
+            worker.begun.add(told)
+            yield Started(worker.has[told].settings)
             return
-        yield _note(worker.has.pop(name), self._out, error)
+        yield _note(worker.has.pop(told.id), self._out, told)
         if worker.has:
             return
         if self._on_cpu and not worker.on_gpu:
@@ -384,7 +376,7 @@ class _Crew:
         left = [one for one in worker.has.values() if one not in lost]
         if left:
             (self._on_gpu if worker.on_gpu else self._on_cpu).append(_Job(left, worker.gpu))
-        yield from (_note(one, self._out, (died, None)) for one in lost)
+        yield from (_note(one, self._out, Outcome(one.settings.id, error=died)) for one in lost)
 
     def stop(self) -> None:
         for worker in self.at_work.values():
@@ -416,7 +408,7 @@ class _Worker:
     def give(self, job: _Job) -> None:
         self.has, self.begun = {one.settings.id: one for one in job.runs}, set()
         with suppress(OSError):  # it has died; that is seen when it is read from
-            self.connection.send([(one.settings.to_dict(), dict(one.sources)) for one in job.runs])
+            self.connection.send(job.runs)
 
     def dismiss(self) -> None:
         with suppress(OSError):  # it has died
@@ -442,14 +434,14 @@ def check_plan(runs: Sequence[Planned], out: Path) -> None:
     """An error for a run to be done whose stream, method, its own settings, or network are not there to begin with."""
     checked: set[str] = set()
     for one in runs:
-        settings, own = one.settings, one.settings.own_parts
+        settings, own = one.settings, one.settings.user_parts
         what = json.dumps([settings.method, own, settings.options], sort_keys=True, default=str)
         if not (own or settings.options) or what in checked or record.path(out, settings).exists():
             continue
-        from forgetless.experiments import run as build
+        from forgetless.experiments.build import build_method
 
         checked.add(what)
-        build.build_method(settings)
+        build_method(settings)
         for kind, name in own.items():
             catalogue.load(kind, name)
 
@@ -461,9 +453,10 @@ def _say_warning(message: Warning | str) -> None:
 
 def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedule) -> None:
     """A process: takes jobs, a run or a pack of lanes each, and says what becomes of every run."""
-    from forgetless.experiments import run as build
     from forgetless.experiments.checkpoint import Stop
+    from forgetless.experiments.jobs import run_job
 
+    catalogue.find_modules_here()
     warnings.showwarning = lambda message, *_: _say_warning(message)
     stop = Stop()
     stop.listen(interrupts=False)  # the parent sends SIGTERM
@@ -471,15 +464,15 @@ def _work(connection: Connection, out: str, lanes: int | None, schedule: Schedul
     streams: dict[Any, Any] = {}  # those of the last jobs, which mostly are the next one's too
 
     def say_started(settings: Settings) -> None:
-        connection.send((settings.id, True, None))
+        connection.send(settings.id)
 
     try:
         while (job := connection.recv()) is not None:
             if len(streams) > 1:
                 streams.clear()
             how = {"streams": streams, "on_start": say_started, "schedule": schedule, "stop": stop}
-            for name, error, _ in build.run_job(job, lanes, record.folder(out), **how):
-                connection.send((name, False, error))
+            for outcome in run_job(job, lanes, record.folder(out), **how):
+                connection.send(outcome)
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return  # the sweep was stopped
 

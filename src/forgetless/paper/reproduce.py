@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless.config.catalogue import STREAMS
 from forgetless.experiments import record
+from forgetless.experiments.jobs import Planned
 from forgetless.experiments.presets import GRIDS, STREAM_DEFAULTS, preset
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.experiments.sweep import Planned
 from forgetless.paper.published import Target
 from forgetless.reports.rows import Row, plus_minus
 from forgetless.training.metrics import MeanStd, mean_std
