@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 
+from forgetless.experiments.build import build_stream
 from forgetless.experiments.checkpoint import NAME
-from forgetless.experiments.run import build_stream, run
+from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import Schedule
 from forgetless.training.events import Event, TaskEnded

@@ -31,7 +31,7 @@ from typing import Any
 
 from committed import add, search_file
 from forgetless.experiments import record
-from forgetless.experiments.run import run_lanes
+from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.paper.reproduce import parse_label
 from grids import GRIDS, Point, grids_for, points

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from forgetless.data.stream import Stream
+from forgetless.experiments.build import build_run, build_stream
 from forgetless.experiments.lanes import interleave
-from forgetless.experiments.run import build_stream, make_record, start
+from forgetless.experiments.run import make_record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.training.events import Ended
 from provenance import provenance
@@ -57,7 +58,7 @@ def pack(runs: list[Settings], stream: Stream, lanes: int) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     records: dict[int, Any] = {}
-    for number, event in interleave([lambda each=each: start(each, stream) for each in runs], lanes):  # type: ignore[misc]
+    for number, event in interleave([lambda each=each: build_run(each, stream) for each in runs], lanes):  # type: ignore[misc]
         if isinstance(event, Ended):
             records[number] = make_record(runs[number], {}, event.result)
     seconds = time.perf_counter() - began

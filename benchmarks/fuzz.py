@@ -31,8 +31,9 @@ from forgetless.data.download import unpack
 from forgetless.data.readers import cifar, images, medmnist, mnist
 from forgetless.data.readers.files import DataError
 from forgetless.experiments import checkpoint, record
-from forgetless.experiments import run as build
+from forgetless.experiments.build import build_run
 from forgetless.experiments.plan import read_plan
+from forgetless.experiments.run import run as train_run
 from forgetless.experiments.settings import resolve
 from forgetless.training.events import Stepped
 from provenance import provenance
@@ -74,12 +75,12 @@ def damage(data: bytes, chance: random.Random) -> bytes:
 def seeds(folder: Path, mark: Path) -> dict[str, tuple[list[bytes], str, Callable[[Path], object]]]:
     """Return, by kind, intact files, the place of the damaged file, and the function that reads it."""
     settings, sources = resolve("seq-digits", "derpp", {"epochs": 1, "repair": "k-fpf"})
-    run = build.start(settings)
+    run = build_run(settings)
     state = next(
         s for event in run if isinstance(event, Stepped) and (s := run.state_dict()) is not None and event.step > 80
     )
     checkpoint.save(state, {"settings": settings.to_dict()}, folder / "c")
-    record.write(build.run(settings, sources), folder / "r")
+    record.write(train_run(settings, sources), folder / "r")
     plan = b'stream = "seq-digits"\nmethod = ["er", "sgd"]\nlr = [0.1, 0.2]\nseeds = 2\n[[runs]]\nrepair = "fpf"\n'
     idx = b"\0\0\x08\x03" + numpy.array([5, 4, 4], ">u4").tobytes() + bytes(80)
     labels = b"\0\0\x08\x01" + numpy.array([5], ">u4").tobytes() + bytes(5)

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import torch
 
+from forgetless.experiments.build import build_stream
+from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.record import Record
-from forgetless.experiments.run import build_stream, run, run_lanes
+from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
 from provenance import provenance, publish
 

@@ -57,11 +57,11 @@ def unchanged_switches() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def records():
     """Of three ways of training on the digits, two seeds each."""
-    from forgetless.experiments import run as build
+    from forgetless.experiments.run import run
     from forgetless.experiments.settings import resolve
 
     found = []
     for method, way in (("sgd", {}), ("er", {"repair": "fpf", "steps": 5}), ("joint", {})):
         given = {"epochs": 2, "batch": 50, "replay": 50, **way}
-        found += [build.run(resolve("seq-digits", method, {**given, "seed": seed})[0]) for seed in (0, 1)]
+        found += [run(resolve("seq-digits", method, {**given, "seed": seed})[0]) for seed in (0, 1)]
     return found

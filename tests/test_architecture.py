@@ -105,9 +105,9 @@ def modules_after(code):
 
 def test_a_run_on_the_digits_imports_neither_torchs_compiler_nor_scikit_learn():
     code = (
-        "import sys\nfrom forgetless.experiments import run as build\n"
+        "import sys\nfrom forgetless.experiments.run import run\n"
         "from forgetless.experiments.settings import resolve\n"
-        "made = build.run(resolve("
+        "made = run(resolve("
         "'seq-digits', 'er', {'repair': 'fpf', 'epochs': 1, 'steps': 2})[0])\n"
         "print(made.flops['train'] > 0, [name for name in ('torch._dynamo', 'sklearn') if name in sys.modules])"
     )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import find_device
 from forgetless.compute.modules import unwrap
-from forgetless.config.checks import check_seed, check_whole
+from forgetless.config.fields import SEED, check_value
 from forgetless.repair import finetune as finetuning
 from forgetless.repair.buffer import Buffer, restore_generator
 from forgetless.repair.finetune import Augment, Finetuned, Forward, Loss
@@ -109,7 +109,7 @@ class FPF:
         if not isinstance(model, nn.Module):
             raise ValueError(f"model is a {type(model).__name__}; it must be an nn.Module")
         finetuning.check_functions(augment=augment, loss=loss, forward=forward)
-        check_seed(seed)
+        check_value("seed", seed, int, **SEED)
         self.model = model
         self.augment, self.loss, self.forward = augment, loss, forward
         finetuning.check_autocast(autocast)
@@ -122,8 +122,8 @@ class FPF:
             threshold=defaults.threshold if threshold is None else threshold,
             batch=batch,
         )
-        check_whole("capacity", capacity)
-        check_whole("window", window)
+        check_value("capacity", capacity, int, least=1)
+        check_value("window", window, int, least=1)
         self.every, self.steps, self.batch, self.window = settings.every, settings.steps, settings.batch, int(window)
         self.lr, self.distill, self.autocast = settings.lr, settings.distill, autocast
 

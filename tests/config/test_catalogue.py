@@ -1,13 +1,15 @@
-from dataclasses import fields
+import importlib
+import sys
 
 import pytest
 
 from forgetless.config import catalogue
+from forgetless.config.fields import settings_of
 from forgetless.methods import Method
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, table in catalogue.TABLES.items() for name in table])
-def test_every_entry_leads_to_something(kind, name):
+def test_every_entry_can_be_loaded(kind, name):
     found = catalogue.load(kind, name)
     assert callable(found)
     if kind == "method":
@@ -19,14 +21,14 @@ def test_the_tables_cannot_be_changed():
         catalogue.METHODS["mine"] = None
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
+def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(ValueError, match="no stream named 'seq-minst'; did you mean 'seq-mnist'"):
         catalogue.load("stream", "seq-minst")
     with pytest.raises(ValueError, match="no method named 'zzzz'; known: sgd, joint"):
         catalogue.load("method", "zzzz")
 
 
-def test_a_dotted_path_goes_wherever_a_name_does(tmp_path, monkeypatch):
+def test_a_path_is_valid_wherever_a_name_is(tmp_path, monkeypatch):
     (tmp_path / "mine_for_test.py").write_text("def network(classes): return classes\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -39,12 +41,22 @@ def test_a_dotted_path_goes_wherever_a_name_does(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", catalogue.METHODS)
-def test_the_settings_of_a_method_are_those_it_has(name):
-    kind = catalogue.load("method", name)
-    assert catalogue.METHOD_SETTINGS[name] == tuple(f.name for f in fields(kind) if f.init)
+def test_every_setting_of_a_method_has_help(name):
+    assert all(declared.help for declared in settings_of(catalogue.load("method", name)).values())
 
 
-def test_what_is_wrong_with_a_users_module_is_told(tmp_path, monkeypatch):
+def test_modules_of_the_working_directory_are_found_once_asked(tmp_path, monkeypatch):
+    (tmp_path / "module_beside_command.py").write_text("stream = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(ValueError, match="no module named 'module_beside_command'"):
+        catalogue.load("stream", "module_beside_command:stream")
+    importlib.invalidate_caches()
+    catalogue.find_modules_here()
+    assert catalogue.load("stream", "module_beside_command:stream") == 3
+
+
+def test_an_error_in_a_users_module_is_explained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "unfinished_file.py").write_text("def made(:\n")

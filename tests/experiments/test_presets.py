@@ -39,11 +39,11 @@ def test_the_der_authors_settings_by_buffer():
     assert found["epochs"] == (5, "default of seq-cifar10")
 
 
-def test_a_stream_the_der_authors_do_not_have_borrows_and_says_so():
+def test_a_stream_without_settings_borrows_and_says_so():
     assert preset("seq-organamnist", "er", "none", 500)["lr"] == (0.1, "DER authors, seq-cifar10")
 
 
-def test_fpf_and_k_fpf_start_from_the_papers_steps_and_thresholds():
+def test_repairs_start_from_the_papers_steps_and_thresholds():
     once = preset("seq-tinyimagenet", "der", "fpf", 500)
     assert (once["steps"][0], once["threshold"][0]) == (300, 1.0)
     often = preset("seq-tinyimagenet", "der", "k-fpf", 500)
@@ -66,7 +66,7 @@ def test_k_fpf_around_masked_distils_and_repairs_often():
 
 
 @pytest.mark.parametrize("stream", list(presets.GRIDS))
-def test_the_papers_grids_are_whole(stream):
+def test_the_papers_grids_are_complete(stream):
     assert set(presets.GRIDS[stream]) == {"fpf", "k-fpf"}
     assert set(presets.GRIDS[stream]["k-fpf"]) == {"lr", "ft_lr", "kd"}
     sizes = {"seq-organamnist": (5, 4, 4, 4), "seq-pathmnist": (5, 3, 5, 4), "seq-cifar10": (5, 3, 4, 3),
@@ -76,7 +76,7 @@ def test_the_papers_grids_are_whole(stream):
     assert found == sizes[stream]
 
 
-def test_the_searched_settings_are_those_of_the_committed_search():
+def test_searched_settings_match_the_committed_search():
     best = json.loads((RESULTS / "searches" / "seq-mnist-500.json").read_text())["best"]
     assert presets.SEARCHED["seq-mnist"] == {row: {"batch": 10, **point} for row, point in best.items()}
     value, source = preset("seq-mnist", "er", "fpf", 500)["ft_lr"]
@@ -93,13 +93,13 @@ def test_every_committed_record_is_repeated_by_its_command(made):
     assert resolve(made.settings["stream"], made.settings["method"], given)[0].id == made.id
 
 
-def test_a_network_that_is_not_the_streams_own_can_have_presets_of_its_own():
+def test_another_network_has_presets_of_its_own():
     assert preset("seq-cifar10", "er", "fpf", 500, network="vgg11")["lr"] == (
         0.01,
         "searched on validation, er with vgg11",
     )
     assert preset("seq-cifar10", "er", "fpf", 500, network="resnet18")["lr"][0] == 0.1
-    assert resolve("seq-cifar10", "sgd", {"network": "vgg11", "repair": "k-fpf"})[0].ft_lr == 0.01
+    assert resolve("seq-cifar10", "sgd", {"network": "vgg11", "repair": "k-fpf"})[0].finetune.lr == 0.01
     chosen = json.loads((RESULTS / "searches" / "seq-cifar10-vgg11-500.json").read_text())["rows"]
     for row, own in chosen.items():
         repair, _, method = row.rpartition("+")

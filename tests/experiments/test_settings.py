@@ -1,16 +1,27 @@
 import dataclasses
+import json
 import re
+from pathlib import Path
 
 import hypothesis
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from forgetless.config import catalogue
-from forgetless.experiments.settings import FLOATS, Settings, resolve
+from forgetless.cli.options import parse_settings, with_settings
+from forgetless.config.fields import setting
+from forgetless.experiments import record
+from forgetless.experiments import settings as settings_module
+from forgetless.experiments.settings import Settings, resolve
+from forgetless.experiments.sweep import plan
+from forgetless.repair.settings import Finetune
+
+COMPLETE = {"stream": "seq-digits", "method": "sgd"}
 
 
-def test_given_settings_win_over_presets_and_both_say_where_they_come_from():
+def test_given_settings_override_presets_and_sources_say_so():
     settings, sources = resolve("seq-cifar10", "derpp", {"buffer": 500, "lr": 0.5, "beta": 2.0})
     assert (settings.lr, settings.epochs, settings.network) == (0.5, 5, "resnet18")
     assert settings.options == {"alpha": 0.2, "beta": 2.0}
@@ -18,7 +29,7 @@ def test_given_settings_win_over_presets_and_both_say_where_they_come_from():
     assert sources["alpha"] == "DER authors, seq-cifar10, buffer 500"
 
 
-def test_the_id_is_the_same_for_the_same_settings_and_another_for_others():
+def test_the_id_identifies_the_settings():
     one = resolve("seq-digits", "er", {})[0]
     assert one.id == resolve("seq-digits", "er", {"lr": one.lr})[0].id
     assert len(one.id) == 12
@@ -56,29 +67,29 @@ def test_labels_are_what_people_call_the_runs():
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        ({"stream": "seq-mnist"}, "stream is 'seq-mnist', but no option: stream and method are the first two words"),
-        ({"method": "derpp"}, "method is 'derpp', but no option"),
-        ({"options": {"alpha": 1}}, "options is .*, but no option"),
+        ({"stream": "seq-mnist"}, "stream is 'seq-mnist', but it is not an option: stream and method come first"),
+        ({"method": "derpp"}, "method is 'derpp', but it is not an option"),
+        ({"options": {"alpha": 1}}, "options is .*, but it is not an option"),
         ({"repair": "fpf", "groups": "all", "threshold": 0.5}, "threshold is 0.5, but the groups are named"),
     ],
 )
-def test_what_would_do_nothing_is_refused(given, match):
+def test_a_setting_without_effect_is_refused(given, match):
     with pytest.raises(ValueError, match=match):
         resolve("seq-digits", "er", given)
 
 
-def test_anytime_is_part_of_the_id_where_it_is_on_and_shares_no_training():
+def test_anytime_changes_the_id_and_shares_no_training():
     plain, off, on = (
         resolve("seq-digits", "er", {"repair": "fpf", **g})[0] for g in ({}, {"anytime": False}, {"anytime": True})
     )
     assert plain.id == off.id != on.id
     assert "anytime" not in plain.to_dict()
     assert Settings.from_dict(on.to_dict()) == on
-    assert plain.training == resolve("seq-digits", "er", {})[0].training
-    assert on.training == on.id
+    assert plain.training_id == resolve("seq-digits", "er", {})[0].training_id
+    assert on.training_id == on.id
 
 
-def test_precision_is_bf16_on_a_gpu_unless_given_and_fp32_leaves_older_ids_as_they_were():
+def test_precision_defaults_to_bf16_on_a_gpu():
     assert resolve("seq-digits", "er", {})[0].precision == "fp32"
     assert "precision" not in resolve("seq-digits", "er", {})[0].to_dict()
     settings, sources = resolve("seq-digits", "er", {"device": "cuda"})
@@ -101,7 +112,7 @@ def test_precision_is_bf16_on_a_gpu_unless_given_and_fp32_leaves_older_ids_as_th
         ("seq-digits", "er", {"repair": "fpf", "every": 50}, "every is a setting of k-FPF"),
     ],
 )
-def test_what_cannot_be_is_refused(stream, method, given, match):
+def test_an_impossible_setting_is_refused(stream, method, given, match):
     with pytest.raises(ValueError, match=match):
         resolve(stream, method, given)
 
@@ -109,35 +120,35 @@ def test_what_cannot_be_is_refused(stream, method, given, match):
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("lr", "fast", "a number"), ("lr", True, "a number"), ("epochs", 1.5, "a whole number"),
-        ("buffer", "100", "a whole number"), ("network", 3, "a word"), ("device", 0, "a word"),
-        ("validation", "no", "true or false"), ("freeze", [1], "groups"), ("groups", 3, "auto, all, or groups"),
-        ("order", "1,0", "a seed, or a list of classes"), ("order", [True, False], "a seed, or a list of classes"),
-        ("groups", [], "auto, all, or groups"), ("groups", "", "auto, all, or groups"), ("freeze", "", "groups"),
-        ("epochs", None, "a whole number"), ("kd", "0.5", "a number"),
+        ("lr", "fast", "a finite number above 0"), ("lr", True, "a finite number above 0"),
+        ("epochs", 1.5, "a whole number of 1 or more"), ("buffer", "100", "a whole number of 0 or more"),
+        ("network", 3, "a word"), ("validation", "no", "true or false"), ("freeze", [1], "a list of names"),
+        ("groups", 3, "auto, all, or names of groups"), ("order", "1,0", "a seed, or a list of classes"),
+        ("order", [True, False], "a seed, or a list of classes"), ("groups", "", "auto, all, or names of groups"),
+        ("freeze", "", "a list of names"), ("epochs", None, "a whole number of 1 or more"),
+        ("kd", "0.5", "a finite number of 0 or more"), ("device", "gpu", "cpu, cuda, cuda:1, …"),
     ],
 )  # fmt: skip
 def test_a_value_of_another_type_is_refused(name, value, wanted):
     given = {"repair": "fpf", name: value}
-    for make in (lambda: resolve("seq-digits", "sgd", given), lambda: Settings.from_dict({**WHOLE, **given})):
+    for make in (lambda: resolve("seq-digits", "sgd", given), lambda: Settings.from_dict({**COMPLETE, **given})):
         with pytest.raises(ValueError, match=re.escape(f"{name} is {value!r}; it must be {wanted}") + "$"):
             make()
 
 
 PAIRS = [("fc3", "fc1"), (["fc3"], ["fc1"])]
-WHOLE = {"stream": "seq-digits", "method": "sgd"}
 
 
 def test_equal_settings_have_one_id():
     words, lists = (resolve("seq-digits", "sgd", {"repair": "fpf", "groups": g, "freeze": f})[0] for g, f in PAIRS)
     assert words.id == lists.id
-    assert (words.groups, words.freeze) == (("fc3",), ("fc1",))
+    assert (words.finetune.groups, words.freeze) == (("fc3",), ("fc1",))
     one, other = (resolve("seq-digits", "sgd", {"lr": lr, "repair": "fpf", "ft_lr": lr})[0] for lr in (1, 1.0))
     assert one.id == other.id
     assert isinstance(one.lr, float)
 
 
-def test_an_unknown_setting_is_answered_with_the_nearest():
+def test_an_unknown_setting_suggests_the_nearest():
     with pytest.raises(ValueError, match="no setting named 'epoch'; did you mean 'epochs'"):
         Settings.from_dict({"stream": "seq-digits", "method": "er", "epoch": 3})
 
@@ -147,28 +158,18 @@ def test_settings_cannot_be_changed():
         resolve("seq-digits", "er", {})[0].lr = 3
 
 
-def test_a_number_given_with_or_without_its_fraction_is_one_run():
+def test_whole_and_fractional_numbers_give_one_run():
     one, other = (resolve("seq-digits", "derpp", {"alpha": value})[0] for value in (1, 1.0))
     assert one.id == other.id
     assert one.options["alpha"] == 1.0
     assert resolve("seq-digits", "oewc", {"fisher_examples": 5})[0].options["fisher_examples"] == 5
 
 
-def test_the_numbers_with_fractions_among_the_methods_settings_are_these():
-    kinds: dict[str, set[str]] = {"float": set(), "int": set()}
-    for method in catalogue.METHODS:
-        for one in dataclasses.fields(catalogue.load("method", method)):
-            if one.init and one.type in kinds:
-                kinds[one.type].add(one.name)
-    assert kinds["float"] == set(FLOATS)
-    assert not kinds["int"] & set(FLOATS)
-
-
-def test_the_crops_of_a_finetuning_are_part_of_the_id_where_given_and_share_a_training():
+def test_crops_of_a_repair_change_the_id_and_share_a_training():
     plain, cropped = (resolve("seq-organamnist", "er", {"repair": "fpf", **given})[0] for given in ({}, {"ft_pad": 2}))
     assert "ft_pad" not in plain.to_dict()  # as in the records from before there was such a setting
     assert plain.id != cropped.id
-    assert plain.training == cropped.training
+    assert plain.training_id == cropped.training_id
     with pytest.raises(ValueError, match="ft_pad is a setting of FPF"):
         resolve("seq-organamnist", "er", {"ft_pad": 2})
     with pytest.raises(ValueError, match="ft_pad is -1; it must be a whole number of 0 or more"):
@@ -176,16 +177,65 @@ def test_the_crops_of_a_finetuning_are_part_of_the_id_where_given_and_share_a_tr
     preset, without = (
         resolve("seq-organamnist", "masked", {"repair": "k-fpf", **given})[0] for given in ({}, {"ft_pad": 0})
     )
-    assert (preset.ft_pad, without.ft_pad) == (2, 0)
+    assert (preset.finetune.pad, without.finetune.pad) == (2, 0)
 
 
-def test_the_policy_of_the_buffer_is_part_of_the_id_where_it_is_not_a_reservoir():
+def test_a_balanced_buffer_changes_the_id():
     plain, same, balanced = (
         resolve("seq-digits", "er", given)[0] for given in ({}, {"policy": "reservoir"}, {"policy": "balanced"})
     )
     assert "policy" not in plain.to_dict()  # as in the records from before there was such a setting
     assert plain.id == same.id != balanced.id
-    assert plain.training != balanced.training
+    assert plain.training_id != balanced.training_id
     assert balanced == Settings.from_dict(balanced.to_dict())
     with pytest.raises(ValueError, match="policy is 'ring'; it must be one of reservoir, balanced"):
         resolve("seq-digits", "er", {"policy": "ring"})
+
+
+def committed_records():
+    """Return every committed record of a run as plain data."""
+    files = record.files(Path(__file__).parents[2] / "results")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def test_committed_records_keep_their_ids():
+    committed = committed_records()
+    assert len(committed) > 600
+    for values in committed:
+        settings = Settings.from_dict(values["settings"])
+        assert settings.id == values["id"]
+        assert settings.to_dict() == values["settings"]
+
+
+@pytest.mark.parametrize(("base", "name"), [(Settings, "Settings"), (Finetune, "Finetune")])
+def test_a_new_setting_is_declared_in_one_place(base, name, monkeypatch):
+    """One more field, of a run or of a repair, reaches the checks, the records, the command line and the plans."""
+    before = resolve("seq-digits", "sgd", {"repair": "fpf"})[0]
+    values, identity = before.to_dict(), before.id
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Widened(base):
+        warmup: int = setting(0, "Steps until the full learning rate.", least=0)
+
+    monkeypatch.setattr(settings_module, name, Widened)
+
+    settings, sources = resolve("seq-digits", "sgd", {"repair": "fpf", "warmup": 5})
+    assert sources["warmup"] == "given"
+    with pytest.raises(ValueError, match="warmup is -1; it must be a whole number of 0 or more"):
+        resolve("seq-digits", "sgd", {"repair": "fpf", "warmup": -1})
+
+    assert settings.to_dict() == {**values, "warmup": 5}
+    assert settings_module.Settings.from_dict(settings.to_dict()) == settings
+    assert resolve("seq-digits", "sgd", {"repair": "fpf", "warmup": 0})[0].id == identity != settings.id
+
+    def command(**given):
+        assert parse_settings(given) == {"warmup": 7}
+
+    app = typer.Typer()
+    app.command()(with_settings(command))
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert re.search(r"--warmup .*Steps until the full learning rate\.", shown)
+    assert CliRunner().invoke(app, ["--warmup", "7"]).exit_code == 0
+
+    runs = plan({"stream": "seq-digits", "method": "sgd", "repair": "fpf", "warmup": [1, 2]})
+    assert [one.settings.to_dict()["warmup"] for one in runs] == [1, 2]

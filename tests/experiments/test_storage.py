@@ -31,7 +31,7 @@ def test_what_fails_leaves_the_file_before_and_names_it(call, code, tmp_path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["b.bin"]
 
 
-def test_what_a_killed_process_left_is_swept_up_once_it_is_old(tmp_path):
+def test_old_partial_files_are_removed(tmp_path):
     old, new = tmp_path / "a.1-x.partial", tmp_path / "a.2-y.partial"
     for file in (old, new):
         file.write_bytes(b"half")
@@ -40,7 +40,7 @@ def test_what_a_killed_process_left_is_swept_up_once_it_is_old(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.2-y.partial"]
 
 
-def test_others_may_read_what_is_written_as_the_umask_says(tmp_path):
+def test_files_have_the_permissions_of_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         write_whole(b"one", tmp_path / "a")
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_written_into_is_named(tmp_path):
         check_folder(tmp_path / "file")
 
 
-def test_a_folder_of_an_object_store_is_made_and_tried(tmp_path):
+def test_a_folder_of_an_object_store_works(tmp_path):
     upath = pytest.importorskip("upath", reason="universal-pathlib is not installed")
     folder = upath.UPath(f"file://{tmp_path}/new/runs")
     check_folder(folder)

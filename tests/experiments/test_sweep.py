@@ -13,9 +13,10 @@ from forgetless import NonFiniteError, networks, train
 from forgetless.data.benchmarks import seq_digits
 from forgetless.experiments import record
 from forgetless.experiments.checkpoint import load
+from forgetless.experiments.checkpoint import path as checkpoint_path
 from forgetless.experiments.execution import Execution
+from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.plan import expand_plan
-from forgetless.experiments.run import checkpoint_path, run_lanes
 from forgetless.experiments.run import run as run_settings
 from forgetless.experiments.storage import Schedule
 from forgetless.experiments.sweep import RunDone, RunFailed, error_path, sweep

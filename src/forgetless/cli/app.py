@@ -24,7 +24,8 @@ from forgetless.cli.reproduce import reproduce
 from forgetless.cli.run import resume, run
 from forgetless.cli.search import search
 from forgetless.cli.sweep import sweep
-from forgetless.config.checks import blamed_frames, own_frames
+from forgetless.config import catalogue
+from forgetless.config.tracebacks import blamed_frames, user_frames
 from forgetless.data.readers.files import DataError
 
 INTERRUPTED = 130
@@ -65,6 +66,7 @@ def _global_options(
 
 def main() -> None:
     """Run the command line. A mistake of the user ends with one line that says what would be right."""
+    catalogue.find_modules_here()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers send SIGTERM; treat it as Ctrl-C
     warnings.showwarning = lambda message, *_: print_remark(f"warning: {message}")
     try:
@@ -73,7 +75,7 @@ def main() -> None:
         code = INTERRUPTED
     except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
         print_remark(f"error: {error}")
-        _print_frames(own_frames(error.__cause__) if error.__cause__ else [])
+        _print_frames(user_frames(error.__cause__) if error.__cause__ else [])
         sys.exit(2)
     except ClickException as error:
         shows_help = type(error).__name__ == "NoArgsIsHelpError"

@@ -46,7 +46,7 @@ def demo(
 
 def _train_all(runs: list[Settings], sources: dict[str, dict[str, str]], out: Path) -> list[Record]:
     """Train in this process and return the records in the order of ``runs``."""
-    from forgetless.experiments.run import run_lanes
+    from forgetless.experiments.pack import run_lanes
 
     set_threads(runs[0])
     records: dict[str, Record] = {}

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
 from forgetless.config.catalogue import PRECISIONS
-from forgetless.config.checks import check_one_of
+from forgetless.config.fields import check_value
 
 
 def has_bf16() -> bool:
@@ -26,7 +26,7 @@ def has_bf16() -> bool:
 
 def check_precision(precision: str, device: torch.device) -> None:
     """Raise an error unless the device supports the precision at full speed."""
-    check_one_of("precision", precision, PRECISIONS)
+    check_value("precision", precision, str, choices=PRECISIONS)
     if device.type != "cpu":
         return
     if precision == "tf32":

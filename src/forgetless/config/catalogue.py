@@ -1,6 +1,6 @@
-"""The names of streams, methods, networks and precisions, and where each is defined. Imports no torch.
+"""The names of streams, methods and networks, and where each is defined. Imports no torch.
 
-Frozen tables. Wherever a name goes, a dotted path to an object of one's own goes too: ``package.module:object``.
+The tables are frozen. A path to a user's own object, ``package.module:object``, is valid wherever a name is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from types import MappingProxyType
 from typing import Any
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-POLICIES = ("reservoir", "balanced")  # of a buffer
+POLICIES = ("reservoir", "balanced")  # how a buffer samples
 
 
 @dataclass(frozen=True)
 class Entry:
+    """A row of a table."""
+
     path: str  # module:object
     summary: str
 
@@ -71,46 +73,59 @@ TABLES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """«; did you mean …?» for a name that is not known, if one is near."""
-    near = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return "; did you mean …?" for an unknown name, or an empty text if no known name is similar."""
+    similar = get_close_matches(str(name), list(known), n=1, cutoff=0.6)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> str:
-    """The message for a name that is not among those known."""
+    """Return the error message for a name that is not among the known ones."""
     names = list(known)
     hint = nearest(name, names)
     return f"no {what} named {name!r}{hint or ';'} known: {', '.join(names)}"
 
 
 def check_name(kind: str, name: str) -> None:
-    """An error if ``name`` is neither in the table of this kind nor a dotted path."""
+    """Raise ``ValueError`` if ``name`` is neither in the table of this kind nor a path to an object."""
     table = TABLES[kind]
     if name not in table and not {".", ":"} & set(name):
         raise ValueError(f"{unknown(kind, name, table)}; or module:object")
 
 
 def module_of(path: str) -> tuple[str, str]:
-    """The module in a dotted path, and what it is called there."""
+    """Return the module and the attribute of ``module:attribute`` or ``module.attribute``."""
     module, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     return module, attribute
 
 
+def find_modules_here() -> None:
+    """Let ``load`` import modules from the working directory, as ``python -m`` does.
+
+    A process calls this once, when it starts: the command line and the worker processes of a sweep do.
+    """
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+
+
 def load(kind: str, name: str) -> Any:
-    """The object behind a name of the table or behind a dotted path."""
+    """Return the object behind a name of a table or behind a path.
+
+    Args:
+        kind: ``"stream"``, ``"method"`` or ``"network"``.
+        name: A name in the table of this kind, or ``package.module:object``.
+
+    Returns:
+        The object. ``ValueError`` or ``ImportError`` say what is wrong with a name that leads to none.
+    """
     check_name(kind, name)
     table = TABLES[kind]
     module, attribute = module_of(table[name].path if name in table else name)
     if module.endswith(".py") or module.startswith("."):
         file = Path(module).with_suffix("")
-        if file.is_relative_to(Path.cwd()):
-            file = file.relative_to(Path.cwd())
-        named = file.name if file.is_absolute() or ".." in file.parts else ".".join(file.parts)
-        raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {named}:{attribute}")
-    if str(Path.cwd()) not in sys.path and name not in table:
-        sys.path.insert(0, str(Path.cwd()))  # a user's file beside the command
+        importable = file.name if file.is_absolute() or ".." in file.parts else ".".join(file.parts)
+        raise ValueError(f"{kind} {name!r} is a file; it must be module:object, {importable}:{attribute}")
     try:
-        found = import_module(module)
+        imported = import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             raise ValueError(f"{kind} {name!r}: no module named {module!r}") from None
@@ -118,6 +133,7 @@ def load(kind: str, name: str) -> Any:
     except SyntaxError as error:
         raise ValueError(f"{kind} {name!r}: {error.msg} in line {error.lineno} of {error.filename}") from None
     try:
-        return getattr(found, attribute)
+        return getattr(imported, attribute)
     except AttributeError:
-        raise ValueError(f"{kind} {name!r}: {module} has no {attribute!r}{nearest(attribute, vars(found))}") from None
+        hint = nearest(attribute, vars(imported))
+        raise ValueError(f"{kind} {name!r}: {module} has no {attribute!r}{hint}") from None

@@ -9,7 +9,8 @@ options, plan files and records.
 
     Training(lr=-1)      # ValueError: lr is -1; it must be a finite number above 0
 
-Imports no torch.
+A value that is not a field is checked by the same rules: ``check_value("window", window, int, least=1)``. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ import dataclasses
 import math
 import re
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from numbers import Integral, Real
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+SEED: Mapping[str, Any] = types.MappingProxyType({  # torch seeds have 64 bits, and a run adds small numbers to its seed
+    "least": 1 - 2**62, "most": 2**62 - 1, "expects": "a whole number between -2^62 and 2^62",
+})  # fmt: skip
 
 
 def setting(
@@ -50,6 +57,9 @@ def setting(
         option: The name on the command line, in plans and in records. Default: the name of the field.
         recorded: Whether records hold the value: ``"always"``, ``"never"``, or ``"changed"`` from the default. A new
             setting keeps ``"changed"``, so that the ids of older records stay the same.
+
+    Returns:
+        A field for a dataclass, as ``dataclasses.field`` returns it.
     """
     rules = {"above": above, "least": least, "most": most, "choices": choices, "pattern": pattern, "expects": expects}
     return dataclasses.field(
@@ -94,7 +104,12 @@ class Setting:
     def check(self, value: Any, name: str | None = None) -> Any:
         """Return ``value`` in the setting's type, or raise ``ValueError``.
 
-        The error names the setting, the value and what would be right. ``name`` replaces the name of the field.
+        Args:
+            value: Any object.
+            name: What the error calls the setting. Default: the name of the field.
+
+        Returns:
+            The value with Python's own numbers, and lists as tuples.
         """
         if value is None and self.optional:
             return None
@@ -105,7 +120,7 @@ class Setting:
         raise ValueError(f"{name or self.name} is {value!r}; it must be {self.wanted}")
 
     def parse(self, text: str) -> Any:
-        """Return the value that ``text`` on the command line means, checked; lists are separated by commas."""
+        """Return the checked value of ``text``, a word of the command line. Commas separate the parts of a list."""
         lists = [kind for kind in self.kinds if get_origin(kind) is tuple]
         for kind in lists if lists and "," in text else self.kinds:
             if (value := _parse(text, kind)) is not None and _convert(value, kind) is not None:
@@ -129,6 +144,7 @@ class Setting:
         return words
 
     def _is_valid(self, value: Any) -> bool:
+        """Return whether a converted value is within its range, or is a valid word."""
         if isinstance(value, str):
             matches = self.pattern is None or re.fullmatch(self.pattern, value)
             return bool(matches) and (not self.choices or value in self.choices)
@@ -147,36 +163,53 @@ _WORDS: dict[Any, str] = {
 }  # fmt: skip
 
 
-def settings_of(kind: type) -> dict[str, Setting]:
+def check_value(name: str, value: Any, kind: Any, **rules: Any) -> Any:
+    """Return a value that is not a dataclass field in its type, or raise ``ValueError``.
+
+    Args:
+        name: What the error calls the value.
+        value: Any object.
+        kind: The type it must have, such as ``int`` or ``str | None``.
+        rules: ``above``, ``least``, ``most``, ``choices``, ``pattern`` or ``expects``, as for ``setting``.
+
+    Returns:
+        The value with Python's own numbers, and lists as tuples.
+    """
+    return Setting(name, kind, None, **rules).check(value)
+
+
+@cache
+def settings_of(kind: type) -> Mapping[str, Setting]:
     """Return the settings of a dataclass by field name; empty for a class that is not a dataclass."""
     if not dataclasses.is_dataclass(kind):
-        return {}
+        return types.MappingProxyType({})
     try:
         hints = get_type_hints(kind)
-    except (NameError, TypeError):  # annotations in a user's class may name anything
+    except (NameError, TypeError):  # a user's class may have annotations that cannot be resolved
         hints = {}
-    found = {}
+    declared = {}
     for field in dataclasses.fields(kind):
         if field.init:
-            rules = field.metadata.get("rules", {})
             about = {name: field.metadata[name] for name in ("help", "recorded") if name in field.metadata}
             option = field.metadata.get("option") or field.name
-            found[field.name] = Setting(
-                field.name, hints.get(field.name, Any), field.default, option=option, **about, **rules
-            )
-    return found
+            declared[field.name] = Setting(
+                field.name, hints.get(field.name, Any), field.default, option=option,
+                **about, **field.metadata.get("rules", {}),
+            )  # fmt: skip
+    return types.MappingProxyType(declared)
 
 
 class Checked:
-    """A base for frozen dataclasses of settings: every value is converted and checked when an object is made."""
+    """A base for frozen dataclasses of settings that converts and checks every value on construction."""
 
     def __post_init__(self) -> None:
-        for name, declared in settings_of(type(self)).items():
+        kind: type = type(self)
+        for name, declared in settings_of(kind).items():
             object.__setattr__(self, name, declared.check(getattr(self, name)))
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Return ``value`` as ``kind``, with numpy's numbers as Python's; ``None`` if it is something else."""
+    """Return ``value`` as ``kind``, with numpy's numbers as Python's; ``None`` if it has another type."""
     if kind is bool or isinstance(value, bool):
         return value if isinstance(value, bool) and kind in (bool, Any) else None
     if kind is int:
@@ -195,6 +228,7 @@ def _convert(value: Any, kind: Any) -> Any:
 
 
 def _parse(text: str, kind: Any) -> Any:
+    """Return ``text`` as ``kind``; ``None`` if it cannot be read as one."""
     if get_origin(kind) is tuple:
         parts = [_parse(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
         return parts if parts and None not in parts else None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetless.config.checks import check_seed
+from forgetless.config.fields import SEED, check_value
 from forgetless.data.holdout import stratified
 from forgetless.data.readers.images import read_folder
 from forgetless.data.stream import Split, Stream, Task
@@ -115,7 +115,7 @@ def split_by_class(
     if order is None:
         order = range(classes)
     elif isinstance(order, int):
-        check_seed(order, "order")
+        check_value("order", order, int, **SEED)
         order = torch.randperm(classes, generator=torch.Generator().manual_seed(order)).tolist()
     if sorted(order) != list(range(classes)):
         raise ValueError(f"order is {list(order)}; it must name each of the classes 0 to {classes - 1} once")

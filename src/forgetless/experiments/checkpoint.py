@@ -1,7 +1,6 @@
-"""The state of a run on disk: one safetensors file, whole or not there. Nothing in it is ever executed.
+"""The state of a run on disk: one safetensors file. Loading a file never executes anything in it.
 
-Tensors are stored as such; everything else is JSON in the file's header, with a checksum of both. ``load`` gives back
-what ``save`` was given, or says what is wrong with the file.
+Tensors are stored as such. Everything else is JSON in the file's header, with a checksum of both.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as pack
 from torch import Tensor
 
+from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.plain import flatten, unflatten
 
@@ -30,23 +30,24 @@ NAME = "checkpoint.safetensors"
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used, and why."""
+    """A checkpoint cannot be used."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A run was asked to stop, and has left a checkpoint."""
+    """A run was asked to stop and has written a checkpoint."""
 
 
 class Stop:
-    """Whether runs are to stop at the next step that can be kept; asked for by a signal, after ``listen``."""
+    """Whether runs must stop at the next step that has a state. After ``listen``, signals ask for it."""
 
     def __init__(self) -> None:
-        self.since: float | None = None
+        self.since: float | None = None  # the time of the request
 
     def listen(self, *, interrupts: bool = True) -> None:
-        """Take SIGTERM and SIGINT as a wish to stop; one that comes a second or more after the first stops at once.
+        """Take SIGTERM and SIGINT as a request to stop; a second signal a second later stops at once.
 
-        ``interrupts=False``: let SIGINT be, for processes whose parent gets it too. Only in a process's main thread.
+        Args:
+            interrupts: Whether SIGINT is a request. A process whose parent also receives SIGINT ignores it.
         """
         signal.signal(signal.SIGTERM, self._ask)
         signal.signal(signal.SIGINT, self._ask if interrupts else signal.SIG_IGN)
@@ -58,17 +59,22 @@ class Stop:
             raise KeyboardInterrupt
 
 
+def path(out: Path, settings: Settings) -> Path:
+    """Return the file of a run's checkpoint in a folder of records."""
+    return out / settings.id / NAME
+
+
 def save(state: Mapping[str, Any], about: Mapping[str, Any], file: Path) -> None:
-    """Write a state, and what it belongs to, in place of the one before."""
-    found: dict[str, Tensor] = {}
-    plain = flatten(state, found)
-    tensors = {name: _alone(tensor) for name, tensor in found.items()}
+    """Write a state and what it belongs to. It replaces the checkpoint before."""
+    named: dict[str, Tensor] = {}
+    plain = flatten(state, named)
+    tensors = {name: _detach(tensor) for name, tensor in named.items()}
     text = json.dumps({"format": FORMAT, "about": about, "state": plain})
     write_whole(pack(tensors, {"forgetless": text, "checksum": _checksum(text, tensors)}), file)
 
 
 def load(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state and what it belongs to; ``CheckpointError`` if the file is none, is torn, or was changed."""
+    """Return the state in a file and what it belongs to; raise ``CheckpointError`` if the file is corrupt."""
     try:
         with safe_open(file, framework="pt", device="cpu") as stored:
             header = stored.metadata() or {}
@@ -84,34 +90,40 @@ def load(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise
     except (SafetensorError, CheckpointError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(f"{file} is no whole checkpoint: {reason}; remove it to start the run anew") from None
+        raise CheckpointError(f"the checkpoint {file} is corrupt: {reason}; remove it to start again") from None
 
 
 def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> None:
-    """An error if a checkpoint belongs to another run or to other data than ``expected``."""
-    found, wanted = about.get("settings"), expected["settings"]
-    if not isinstance(found, dict) or found != wanted:
-        found = found if isinstance(found, dict) else {}
-        names = [name for name in {**wanted, **found} if found.get(name) != wanted.get(name)]
-        differing = ", ".join(f"{name} {found.get(name)!r}, here {wanted.get(name)!r}" for name in names)
-        raise CheckpointError(f"{file} is of another run: {differing}; remove it to start this one anew")
-    if about.get("data") != expected["data"]:
+    """Raise ``CheckpointError`` if a checkpoint belongs to another run or to other data; warn about other versions.
+
+    Args:
+        about: What the checkpoint belongs to, as ``load`` returns it.
+        expected: The same of the run that is to resume.
+        file: The checkpoint, for messages.
+    """
+    stored, wanted = about["settings"], expected["settings"]
+    if stored != wanted:
+        names = [name for name in {**wanted, **stored} if stored.get(name) != wanted.get(name)]
+        differing = ", ".join(f"{name} {stored.get(name)!r}, here {wanted.get(name)!r}" for name in names)
+        raise CheckpointError(f"{file} belongs to another run: {differing}; remove it to start again")
+    if about["data"] != expected["data"]:
         raise CheckpointError(
-            f"{file} was written with other data (checksum {about.get('data')}, now {expected['data']}): bring the "
-            "data back, or remove the checkpoint to start anew"
+            f"{file} was written with other data (checksum {about['data']}, now {expected['data']}): restore the data, "
+            "or remove the checkpoint to start again"
         )
-    for name, text in expected.get("code", {}).items():
-        if about.get("code", {}).get(name, text) != text:
-            said = f"{file} was written before the file of {name} was changed"
-            warnings.warn(f"{said}: the run goes on, and is of both; remove it to start anew", stacklevel=2)
-    for name, differs in (("torch", "its last digits may differ"), ("forgetless", "it may end with other numbers")):
-        if about.get(name) != expected[name]:
-            said = f"{file} was written with {name} {about.get(name)}, this is {expected[name]}"
-            warnings.warn(f"{said}: the run goes on, but {differs}", stacklevel=2)
+    for name, checksum in expected["code"].items():
+        if about["code"].get(name) != checksum:
+            message = f"{file} was written before the file of {name} changed"
+            warnings.warn(f"{message}: the run mixes both; remove it to start again", stacklevel=2)
+    for name, risk in (("torch", "last digits"), ("forgetless", "results")):
+        if about[name] != expected[name]:
+            message = f"{file} was written with {name} {about[name]}, this is {expected[name]}"
+            warnings.warn(f"{message}: the run resumes, but its {risk} may differ", stacklevel=2)
 
 
+@final
 class Writer:
-    """Writes the checkpoints of one run by its schedule, in a thread; the run goes on meanwhile."""
+    """Writes the checkpoints of one run by a schedule, in a thread, while the run continues."""
 
     def __init__(self, file: Path, about: Mapping[str, Any], schedule: Schedule) -> None:
         self.file, self._about, self._schedule = file, dict(about), schedule
@@ -121,7 +133,7 @@ class Writer:
         self._time = time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Whether it is time for one."""
+        """Return whether a checkpoint is due at this step."""
         self._settle(wait=False)
         if self._step is None:
             self._step = step - 1
@@ -130,7 +142,13 @@ class Writer:
         return late or (seconds is not None and time.monotonic() - self._time >= seconds)
 
     def write(self, state: Mapping[str, Any], step: int, *, now: bool = False) -> None:
-        """``now``: be done when this returns, and an error if it could not be written; otherwise that is warned of."""
+        """Write a checkpoint in the background; a failure becomes a warning.
+
+        Args:
+            state: The state of the run.
+            step: The step after which it was taken.
+            now: Wait until it is written, and raise the error of a failure.
+        """
         self._settle(wait=True)
         self._step, self._time = step, time.monotonic()
         self._pending = self._thread.submit(self._save, state)
@@ -139,12 +157,12 @@ class Writer:
             pending.result()
 
     def skip(self, step: int, error: Exception) -> None:
-        """There is none this time; the next is due as after one."""
+        """Leave out a checkpoint and warn; the next one is due as if this had been written."""
         self._step, self._time = step, time.monotonic()
         warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
 
     def close(self, *, remove: bool = False) -> None:
-        """``remove``: the run has ended, and its checkpoint is no longer needed."""
+        """Wait for the last checkpoint; with ``remove``, delete it because the run has its record."""
         self._settle(wait=True)
         self._thread.shutdown()
         if remove:
@@ -153,35 +171,32 @@ class Writer:
                 sweep_up(self.file.parent)
 
     def _save(self, state: Mapping[str, Any]) -> None:
-        """Unless a weight is NaN, from which nothing could go on: the checkpoint before stays."""
+        """Write a state, unless a weight is NaN: no run could resume from it, so the checkpoint before stays."""
         weights = state.get("network", {}).values()
         if not any(bool(weight.cpu().isnan().any()) for weight in weights if weight.is_floating_point()):
             save(state, self._about, self.file)
 
     def _settle(self, *, wait: bool) -> None:
+        """Warn if the checkpoint under way has failed; with ``wait``, wait for it first."""
         if self._pending is not None and (wait or self._pending.done()):
             pending, self._pending = self._pending, None
             try:
                 pending.result()
-            except (OSError, RuntimeError, MemoryError) as error:  # a full disk: the run's record may still fit
+            except (OSError, RuntimeError, MemoryError) as error:  # a full disk, say: the record may still fit
                 warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """On the host, in memory of its own."""
-    made = tensor.detach().cpu().contiguous()
-    return made.clone() if made.untyped_storage().nbytes() != made.nbytes else made
+def _detach(tensor: Tensor) -> Tensor:
+    """Return a tensor on the CPU that does not share its memory with a larger one."""
+    copy = tensor.detach().cpu().contiguous()
+    return copy.clone() if copy.untyped_storage().nbytes() != copy.nbytes else copy
 
 
 def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    found = zlib.crc32(text.encode())
+    """Return the CRC-32 of a text and of tensors with their names, types and shapes."""
+    checksum = zlib.crc32(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(_bytes(tensor), found)
-    return f"{found:08x}"
-
-
-def _bytes(tensor: Tensor) -> Any:
-    """A view of its bytes."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+        checksum = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), checksum)
+        checksum = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, checksum)
+    return f"{checksum:08x}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgetless.config import catalogue
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings
 
@@ -68,8 +69,9 @@ def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: An
     """
     from forgetless.data.readers.files import DataError
     from forgetless.experiments.checkpoint import CheckpointError
-    from forgetless.experiments.run import run_lanes
+    from forgetless.experiments.pack import run_lanes
 
+    catalogue.find_modules_here()
     on_gpu = any(run.settings.device.startswith("cuda") for run in runs)
     sources = {run.settings.id: run.sources for run in runs}
     for settings, result in run_lanes([run.settings for run in runs], lanes if on_gpu else 1, out, sources, **options):
@@ -85,7 +87,7 @@ def group_by_training(runs: Sequence[Planned]) -> list[list[Planned]]:
     """Return the runs in groups that share one training, so that one process can train once for all of them."""
     groups: dict[str, list[Planned]] = {}
     for run in runs:
-        groups.setdefault(run.settings.training, []).append(run)
+        groups.setdefault(run.settings.training_id, []).append(run)
     return list(groups.values())
 
 

@@ -1,8 +1,8 @@
-"""Several runs in turns on one GPU, each with its own CUDA stream and memory: small batches leave most of it idle.
+"""Advance several runs in turns on one GPU, each with its own CUDA stream and memory.
 
-One thread feeds all of them. A run is given its turn when little of its work is still queued on the GPU, and where it
-has to read the GPU's losses, when that work is done; each computes what it would alone. An evaluation
-is one turn, for which the others wait, and so is each epoch that GDumb trains at the end.
+Small batches leave most of a GPU idle. One thread feeds all runs. A run gets its turn when little of its work is still
+queued on the GPU, or when all of it is done where the run must read its losses. Each run computes what it would alone.
+An evaluation is one turn, and so is each epoch that GDumb trains at the end: the other runs wait for it.
 """
 
 from __future__ import annotations
@@ -13,186 +13,138 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 
-from forgetless.config.checks import blamed_frames, check_whole
-from forgetless.training.events import Ended, Event, Stepped
+from forgetless.config.fields import check_value
+from forgetless.config.tracebacks import blamed_frames
+from forgetless.experiments.jobs import LANES
+from forgetless.training.events import Ended, Event
 from forgetless.training.loop import Run
-
-MOST = 16  # lanes tried when the number is left open
-GAIN = 1.05  # more lanes must be faster by this much, all together
-WINDOW = 1.5  # seconds over which a number of lanes is judged
-SETTLED = 60  # steps after which a new run's graphs are captured
 
 
 @dataclass(frozen=True)
 class Postponed:
-    """The GPU's memory ran out: the run is given up, and begins again when another has ended.
+    """The GPU ran out of memory: the run is dropped and starts again when another one has ended.
 
-    Alone it begins again at once, and only once: what runs before have left in torch's cache is given back to the GPU
-    by then, which torch cannot do while a graph is captured.
+    A run that is alone starts again at once, and only once. By then torch's cache of earlier runs has been released,
+    which torch cannot do while it captures a graph.
     """
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A run ended with an error; the others go on."""
+class Crash:
+    """A run ended with an error; the others continue."""
 
     error: Exception
     trace: str
-    place: str = ""  # in a user's own file, if it came from there
+    place: str = ""  # file and line in the user's code, if the error came from there
 
     @staticmethod
-    def of(error: Exception) -> Failed:
-        """The error with its trace as text: the frames would keep the run's network and graphs alive."""
+    def from_error(error: Exception) -> Crash:
+        """Return the error with its trace as text. Frames are dropped: they would keep the run's network alive."""
         trace = "".join(traceback.format_exception(error))
-        own = blamed_frames(error)
-        place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        frames = blamed_frames(error)
+        place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
         chain: list[BaseException] = [error]
-        for one in chain:
-            one.__traceback__ = None
-            chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
-        return Failed(error, trace, place)
+        for link in chain:
+            link.__traceback__ = None
+            chain += [other for other in (link.__cause__, link.__context__) if other is not None and other not in chain]
+        return Crash(error, trace, place)
 
 
-def interleave(
-    starts: Sequence[Callable[[], Run | None]], lanes: int | None = None, *, isolate: bool = False
-) -> Generator[tuple[int, Event | Postponed | Failed]]:
-    """Start runs and carry them forward, ``lanes`` at a time; gives (number of the run, its event) as they come.
+Start = Callable[[], Run | None]
+Turn = Event | Postponed | Crash
 
-    ``starts`` may grow meanwhile: what is put at its end is started next. A start is called again after ``Postponed``;
-    one that gives None is left out. A run that whoever reads its events has closed is over, without a further event.
-    ``lanes=None``: on a GPU 1, 2, 4, … as long as that is faster and memory is left, elsewhere one after the other.
-    ``isolate``: a run that raises an error ends with ``Failed``; otherwise the error is raised here.
+
+def interleave(starts: Sequence[Start], lanes: int = LANES, *, isolate: bool = False) -> Generator[tuple[int, Turn]]:
+    """Start runs and advance them in turns.
+
+    Args:
+        starts: Functions that each start one run. The sequence may grow meanwhile: what is appended starts next. After
+            ``Postponed`` a function is called again. One that returns ``None`` is left out.
+        lanes: The most runs at a time. Once memory has run out, the number of runs that fitted.
+        isolate: A run that raises an error ends with ``Crash``. Otherwise the error is raised here.
+
+    Returns:
+        A generator of (number of the run, its event). A run that the reader closes ends without a further event.
     """
-    if lanes is not None:
-        check_whole("lanes", lanes)
-    width = _Width(lanes)
-    active: dict[int, Run] = {}
-    first: deque[int] = deque()  # those to begin again, and those that were added
-    waiting = deque(range(len(starts)))
-    known = len(starts)
-    alone: set[int] = set()  # those for which memory ran out while no other was there
+    check_value("lanes", lanes, int, least=1)
+    return _Lanes(starts, lanes, isolate=isolate).events()
 
-    def turn(number: int, start: Callable[[], Run | None] | None = None) -> Event | Postponed | Failed | None:
-        """Begin a run, or carry one forward; nothing here keeps a run that is over."""
-        try:
-            if start is None:
-                return next(active[number])
-            if (begun := start()) is not None:
-                active[number] = begun
-                width.started(number, begun.engine.device)
-            return None
-        except Exception as error:
-            had_begun = active.pop(number, None) is not None
-            if had_begun and isinstance(error, StopIteration):  # whoever reads its events has closed it
-                width.ended(number)
-                return None
-            if isinstance(error, torch.cuda.OutOfMemoryError) and (active or number not in alone):
-                if active:
-                    width.narrow(len(active))
-                else:
-                    alone.add(number)
-                first.append(number)
-                return Postponed()
-            if not isolate:
-                raise
-            return Failed.of(error)
 
-    while waiting or first or active or known < len(starts):
-        first.extend(range(known, len(starts)))
-        known = len(starts)
-        while (waiting or first) and len(active) < width.now:
-            _make_room(width.device)
-            number = (first or waiting).popleft()
-            event = turn(number, starts[number])
-            if event is not None:
-                yield number, event
-            if isinstance(event, Postponed):
-                _make_room(width.device, now=True)
-        turned = False
-        for number in list(active):
-            if not active[number].engine.ready():
-                continue
-            turned = True
-            event = turn(number)
-            if event is None:
-                continue
-            width.saw(number, event)
-            if isinstance(event, Ended | Postponed | Failed):
-                active.pop(number, None)
-                width.ended(number)
+@final
+class _Lanes:
+    """The runs under way and those that wait."""
+
+    def __init__(self, starts: Sequence[Start], lanes: int, *, isolate: bool) -> None:
+        self._starts, self._lanes, self._isolate = starts, lanes, isolate
+        self._active: dict[int, Run] = {}
+        self._waiting = deque(range(len(starts)))
+        self._urgent: deque[int] = deque()  # postponed runs, and starts that were appended
+        self._known = len(starts)
+        self._retried: set[int] = set()  # runs that were alone when memory ran out
+        self._device = torch.device("cpu")  # of the latest run
+
+    def events(self) -> Generator[tuple[int, Turn]]:
+        while self._has_next() or self._active:
+            while self._has_next() and len(self._active) < self._lanes:
+                _release_memory(self._device)
+                yield from self._turn((self._urgent or self._waiting).popleft())
+            ready = [number for number, run in self._active.items() if run.engine.ready()]
+            for number in ready:
+                yield from self._turn(number)
+            if not ready:
+                time.sleep(2e-5)
+
+    def _has_next(self) -> bool:
+        """Return whether a run waits to be started."""
+        self._urgent.extend(range(self._known, len(self._starts)))
+        self._known = len(self._starts)
+        return bool(self._urgent or self._waiting)
+
+    def _turn(self, number: int) -> Generator[tuple[int, Turn]]:
+        """Start or advance a run and yield its event, if there is one."""
+        event = self._advance(number)
+        if isinstance(event, Ended):
+            del self._active[number]
+        if event is not None:
             yield number, event
-            if isinstance(event, Postponed):
-                _make_room(width.device, now=True)
-        if not turned:
-            time.sleep(2e-5)
+        if isinstance(event, Postponed):
+            _release_memory(self._device, now=True)
+
+    def _advance(self, number: int) -> Turn | None:
+        """Return the next event of a run; nothing here may keep a run that is over alive."""
+        try:
+            if number in self._active:
+                return next(self._active[number])
+            if (run := self._starts[number]()) is not None:
+                self._active[number] = run
+                self._device = run.engine.device
+            return None
+        except Exception as error:  # a run may hold a user's method, and must not stop the others
+            had_started = self._active.pop(number, None) is not None
+            if had_started and isinstance(error, StopIteration):  # the reader of its events has closed it
+                return None
+            if isinstance(error, torch.cuda.OutOfMemoryError) and (self._active or number not in self._retried):
+                if self._active:
+                    self._lanes = len(self._active)
+                else:
+                    self._retried.add(number)
+                self._urgent.append(number)
+                return Postponed()
+            if not self._isolate:
+                raise
+            return Crash.from_error(error)
 
 
-def _make_room(device: torch.device, *, now: bool = False) -> None:
-    """Give memory that runs before have left in the cache back to the GPU: each had a stream and a pool of its own."""
+def _release_memory(device: torch.device, *, now: bool = False) -> None:
+    """Return the memory that ended runs left in torch's cache to the GPU: always, or if little is free."""
     wanted = now and torch.cuda.is_initialized()
-    if device.type == "cuda" and not now:  # not each time: all runs wait for it
+    if device.type == "cuda" and not now:  # all runs wait for it, so not every time
         free, total = torch.cuda.mem_get_info(device)
         wanted = free < total / 4
     if wanted:
         gc.collect()
         torch.cuda.empty_cache()
-
-
-class _Width:
-    """How many lanes: those given, or found by trying."""
-
-    def __init__(self, given: int | None) -> None:
-        self.now = given or 1
-        self._open = given is None
-        self._best = 0.0  # events of progress a second, of all runs together
-        self._since: float | None = None
-        self._events = 0
-        self._unsettled: set[int] = set()
-        self._running: set[int] = set()
-        self.device = torch.device("cpu")  # of the last run that was started
-
-    def started(self, number: int, device: torch.device) -> None:
-        self.device = device
-        self._running.add(number)
-        self._open = self._open and device.type == "cuda"
-        self._since = None
-        self._unsettled.add(number)
-
-    def ended(self, number: int) -> None:
-        self._since = None
-        self._running.discard(number)
-        self._unsettled.discard(number)
-
-    def narrow(self, lanes: int) -> None:
-        """As many as fit."""
-        self.now, self._open = lanes, False
-
-    def saw(self, number: int, event: Event | Postponed | Failed) -> None:
-        """Count; after a while with this many lanes take twice as many, or go back to as many as were faster."""
-        if not self._open or not isinstance(event, Stepped):
-            return
-        if event.step >= SETTLED:
-            self._unsettled.discard(number)
-        if self._unsettled or len(self._running) < self.now:  # so many are not there to be judged
-            return
-        now = time.perf_counter()
-        if self._since is None:
-            self._since, self._events = now, 0
-            return
-        self._events += 1
-        if now - self._since < WINDOW:
-            return
-        speed = self._events / (now - self._since)
-        if speed < GAIN * self._best:
-            self.now //= 2
-            self._open = False
-            return
-        self._best, self._since = speed, None
-        free, total = torch.cuda.mem_get_info(self.device)
-        if 2 * self.now > MOST or free < 1.2 * (total - free):  # twice the lanes take at most twice the memory
-            self._open = False
-            return
-        self.now *= 2

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.config import catalogue
-from forgetless.config.checks import check_whole
+from forgetless.config.fields import check_value
 from forgetless.experiments import record
 from forgetless.experiments.jobs import Planned
 from forgetless.experiments.settings import resolve, run_settings
@@ -94,15 +94,15 @@ def check_plan(runs: Sequence[Planned], out: Path) -> None:
     """
     checked: set[str] = set()
     for run in runs:
-        settings, own_parts = run.settings, run.settings.own_parts
-        key = json.dumps([settings.method, own_parts, settings.options], sort_keys=True, default=str)
-        if not (own_parts or settings.options) or key in checked or record.path(out, settings).exists():
+        settings, user_parts = run.settings, run.settings.user_parts
+        key = json.dumps([settings.method, user_parts, settings.options], sort_keys=True, default=str)
+        if not (user_parts or settings.options) or key in checked or record.path(out, settings).exists():
             continue
-        from forgetless.experiments.run import build_method
+        from forgetless.experiments.build import build_method
 
         checked.add(key)
         build_method(settings)
-        for kind, name in own_parts.items():
+        for kind, name in user_parts.items():
             catalogue.load(kind, name)
 
 
@@ -120,7 +120,7 @@ def _expand_grid(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     choices: dict[str, list[Any]] = {}
     for name, value in values.items():
         if name == "seeds":
-            check_whole("seeds", value)
+            check_value("seeds", value, int, least=1)
             choices["seed"] = list(range(value))
         else:
             choices[name] = _choices(name, value)

@@ -1,6 +1,7 @@
-"""Settings to start from, as data: of the streams, of the DER authors (Buzzega et al. 2020), and the paper's grids.
+"""Presets: the settings a run starts from, as data, and the paper's search grids. Imports no torch.
 
-A value that depends on the buffer is ``{200: …, 500: …}``; of those the nearest size is taken. Imports no torch.
+They come from the streams, from the DER authors (Buzzega et al. 2020) and from searches on the validation split. A
+value that depends on the buffer size is ``{200: …, 500: …}``; the nearest size is taken.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 from forgetless.repair.settings import Finetune
 
 Values = Mapping[str, Any]
+FPF, K_FPF = Finetune(), Finetune.k_fpf()
 
 STREAM_DEFAULTS: Mapping[str, Values] = {
     "seq-digits": {"network": "mlp", "epochs": 5, "batch": 10, "replay": 10, "lr": 0.1, "buffer": 200},
@@ -35,10 +37,7 @@ DER_AUTHORS: Mapping[str, Mapping[str, Values]] = {
         "fdr": {"lr": {200: 0.03, 500: 0.1}, "batch": 128, "replay": 128, "alpha": {200: 0.5, 500: 0.2}},
         "der": {"lr": 0.03, "replay": {200: 10, 500: 128}, "alpha": {200: 0.2, 500: 1.0}},
         "derpp": {
-            "lr": 0.03,
-            "replay": {200: 128, 500: 10},
-            "alpha": {200: 0.2, 500: 1.0},
-            "beta": {200: 1.0, 500: 0.5},
+            "lr": 0.03, "replay": {200: 128, 500: 10}, "alpha": {200: 0.2, 500: 1.0}, "beta": {200: 1.0, 500: 0.5},
         },
     },
     "seq-cifar10": {
@@ -73,29 +72,24 @@ DER_AUTHORS: Mapping[str, Mapping[str, Values]] = {
         "der": {"lr": 0.2, "alpha": {200: 1.0, 500: 0.5}},
         "derpp": {"lr": {200: 0.1, 500: 0.2}, "alpha": {200: 1.0, 500: 0.5}, "beta": {200: 0.5, 500: 1.0}},
     },
-}
+}  # fmt: skip
 
-# Streams the DER authors do not have start from the nearest they have.
+# A stream that the DER authors do not have borrows the settings of the most similar one they have.
 BORROWED = {"seq-organamnist": "seq-cifar10", "seq-pathmnist": "seq-cifar10", "seq-pacs": "seq-tinyimagenet"}
 
-# Over all images of a task, single gradients of a large network would take longer than its training.
+# Per-example gradients of a large network over all images of a task would take longer than its training.
 LARGE = ("seq-organamnist", "seq-pathmnist", "seq-cifar10", "seq-tinyimagenet", "seq-pacs")
 AFFORDABLE: Mapping[str, Values] = {"oewc": {"fisher_examples": 500}, "mas": {"examples": 500}}
 
-# Its 50 candidates are for a replay of 10: of them no 128 could be chosen. Five times as many again, as in its paper.
+# MIR draws candidates at five times the replay, as in its paper. Its default of 50 suits a replay of 10, not of 128.
 CANDIDATES: Mapping[str, int] = {"rot-mnist": 640}
 
-# FPF and k-FPF: the paper's steps and thresholds; learning rates and τ from the middle of its grids.
+# FPF and k-FPF: the defaults of Finetune.
 REPAIR: Mapping[str, Values] = {
-    "fpf": {"steps": Finetune().steps, "threshold": Finetune().threshold, "ft_lr": Finetune().lr},
-    "k-fpf": {
-        "steps": Finetune.k_fpf().steps,
-        "threshold": Finetune.k_fpf().threshold,
-        "ft_lr": Finetune.k_fpf().lr,
-        "every": Finetune.k_fpf().every,
-    },
+    "fpf": {"steps": FPF.steps, "threshold": FPF.threshold, "ft_lr": FPF.lr},
+    "k-fpf": {"steps": K_FPF.steps, "threshold": K_FPF.threshold, "ft_lr": K_FPF.lr, "every": K_FPF.every},
 }
-# What did best on Seq-CIFAR-10 (docs/findings.md): often, of nearly all groups, with distillation. Elsewhere a start.
+# The best on Seq-CIFAR-10 (docs/findings.md): frequent repairs of nearly all groups, with distillation.
 REPAIR_BY_METHOD: Mapping[str, Mapping[str, Values]] = {
     "masked": {"k-fpf": {"every": 100, "threshold": 0.1, "kd": 0.1}},
 }
@@ -103,7 +97,7 @@ REPAIR_BY_STREAM: Mapping[str, Mapping[str, Values]] = {
     "seq-digits": {"fpf": {"ft_lr": 0.1}, "k-fpf": {"ft_lr": 0.05, "every": 50, "lr": 0.1}},
 }
 
-# The paper's search spaces (appendix). FPF: its learning rate; k-FPF: learning rates, and λ for the variant with KD.
+# The paper's search grids (appendix). FPF: its learning rate. k-FPF: both learning rates, and λ for k-FPF-KD.
 GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     "seq-organamnist": {
         "fpf": {"ft_lr": (1, 0.3, 0.1, 0.03, 0.01)},
@@ -127,9 +121,9 @@ GRIDS: Mapping[str, Mapping[str, Mapping[str, tuple[float, ...]]]] = {
     },
 }
 
-# Chosen on the validation split (results/searches/): seq-mnist with buffer 500 (benchmarks/seq_mnist.py), rot-mnist and
-# seq-tinyimagenet with 500, the others with 200 and 500 (benchmarks/columns.py).
-# ``k-fpf-kd+sgd``: beside ``k-fpf+sgd`` where it distils.
+# Chosen on the validation split (results/searches/). Seq-MNIST with buffer 500: benchmarks/seq_mnist.py. Rot-MNIST and
+# Seq-Tiny-ImageNet with 500, the others with 200 and 500: benchmarks/columns.py. A run that distils takes the row
+# ``k-fpf-kd+sgd`` after ``k-fpf+sgd``.
 SEARCHED: Mapping[str, Mapping[str, Values]] = {
     "seq-mnist": {
         "k-fpf+sgd": {"batch": 10, "lr": 0.1, "ft_lr": 0.1, "every": 100},
@@ -149,13 +143,7 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+fdr": {"batch": 10, "lr": 0.03, "alpha": 1.0, "replay": 128, "ft_lr": 0.01, "threshold": 0.5},
         "fpf+der": {"batch": 10, "lr": 0.03, "alpha": 1.0, "replay": 10, "ft_lr": 0.01, "threshold": 0.5},
         "fpf+derpp": {
-            "batch": 10,
-            "lr": 0.03,
-            "alpha": 1.0,
-            "beta": 1.0,
-            "replay": 10,
-            "ft_lr": 0.01,
-            "threshold": 0.5,
+            "batch": 10, "lr": 0.03, "alpha": 1.0, "beta": 1.0, "replay": 10, "ft_lr": 0.01, "threshold": 0.5,
         },
     },
     "rot-mnist": {
@@ -185,11 +173,7 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "k-fpf+sgd": {"lr": {200: 0.03, 500: 0.1}, "ft_lr": 0.05, "every": 500, "threshold": 0.1},
         "k-fpf-kd+sgd": {"lr": 0.1, "ft_lr": {200: 0.15, 500: 0.1}, "kd": 0.2, "ft_pad": 2},
         "k-fpf+masked": {
-            "lr": 0.03,
-            "ft_lr": 0.05,
-            "kd": 0.1,
-            "every": {200: 50, 500: 100},
-            "ft_pad": {200: 4, 500: 2},
+            "lr": 0.03, "ft_lr": 0.05, "kd": 0.1, "every": {200: 50, 500: 100}, "ft_pad": {200: 4, 500: 2},
         },
         "fpf+er": {"ft_lr": 0.1},
         "fpf+agem": {"ft_lr": 0.1, "threshold": 0.1},
@@ -221,10 +205,10 @@ SEARCHED: Mapping[str, Mapping[str, Values]] = {
         "fpf+er": {"ft_lr": 0.3},
         "fpf+derpp": {"ft_lr": 0.1, "threshold": 0.1},
     },
-}
+}  # fmt: skip
 
-# Searched for, with buffer 500, for a network that is not the stream's own. VGG-11 has no batch norm, and diverges with
-# a ResNet's learning rates; iCaRL's is the second best, since with the best, 0.1, all final runs diverged.
+# Chosen with buffer 500 for a network that is not the stream's default. VGG-11 has no batch norm and diverges with the
+# learning rates of a ResNet. iCaRL has its second-best rate, because all final runs diverged with the best, 0.1.
 SEARCHED_FOR: Mapping[tuple[str, str], Mapping[str, Values]] = {
     ("seq-cifar10", "vgg11"): {
         "k-fpf+sgd": {"lr": 0.01, "ft_lr": 0.01, "every": 500, "threshold": 0.1},
@@ -246,45 +230,50 @@ SEARCHED_FOR: Mapping[tuple[str, str], Mapping[str, Values]] = {
     },
 }
 
-# Of k-FPF with 50 epochs a task, likewise (benchmarks/records/many-epochs.json).
+# k-FPF with 50 epochs per task (benchmarks/records/many-epochs.json).
 MANY_EPOCHS: Mapping[str, Values] = {"seq-cifar10": {"lr": 0.03, "ft_lr": 0.05, "every": 500}}
 
 
 def preset(
     stream: str, method: str, repair: str, buffer: int, *, distils: bool = False, network: str | None = None
 ) -> dict[str, tuple[Any, str]]:
-    """Settings to start from for this run, each with where it comes from; the later of these wins.
+    """Return the presets of a run by name, each as (value, source). Later sources override earlier ones.
 
-    ``network``: if another than the stream's own is given.
+    Args:
+        stream: The stream's name; a user's stream has no presets of its own.
+        method: The method's name.
+        repair: ``"none"``, ``"fpf"`` or ``"k-fpf"``.
+        buffer: The size of the buffer, on which some values depend.
+        distils: Whether the repair distils, which has presets of its own.
+        network: The network, if it is not the stream's default.
     """
-    found: dict[str, tuple[Any, str]] = {}
+    chosen: dict[str, tuple[Any, str]] = {}
 
     def take(values: Values, source: str) -> None:
         for name, value in values.items():
             if isinstance(value, Mapping):
                 size = min(value, key=lambda size: abs(size - buffer))
-                found[name] = (value[size], f"{source}, buffer {size}")
+                chosen[name] = (value[size], f"{source}, buffer {size}")
             else:
-                found[name] = (value, source)
+                chosen[name] = (value, source)
 
     take(STREAM_DEFAULTS.get(stream, {}), f"default of {stream}")
     lender = stream if stream in DER_AUTHORS else BORROWED.get(stream, "")
-    if method in DER_AUTHORS.get(lender, {}):
-        take(DER_AUTHORS[lender][method], f"DER authors, {lender}")
-    if stream in LARGE and method in AFFORDABLE:
-        take(AFFORDABLE[method], "for its cost with a large network")
+    take(DER_AUTHORS.get(lender, {}).get(method, {}), f"DER authors, {lender}")
+    if stream in LARGE:
+        take(AFFORDABLE.get(method, {}), "for its cost with a large network")
     if stream in CANDIDATES and method == "mir":
         take({"candidates": CANDIDATES[stream]}, "five times the replay")
+    row = method
     if repair != "none":
         take(REPAIR[repair], f"default of {repair}")
         take(REPAIR_BY_METHOD.get(method, {}).get(repair, {}), f"{repair} around {method}")
         take(REPAIR_BY_STREAM.get(stream, {}).get(repair, {}), f"{repair} on {stream}")
-    row = {"none": "", "fpf": "fpf+", "k-fpf": "k-fpf+"}[repair] + method
-    distilling = [row.replace("k-fpf+", "k-fpf-kd+")] if distils and repair == "k-fpf" else []
-    for key in (method, row, *distilling):
+        row = f"{repair}+{method}"
+    rows = [method, row, f"k-fpf-kd+{method}"] if distils and repair == "k-fpf" else [method, row]
+    for key in rows:
         take(SEARCHED.get(stream, {}).get(key, {}), f"searched on validation, {key}")
-    for key in (method, row, *distilling):
-        take(
-            SEARCHED_FOR.get((stream, network or ""), {}).get(key, {}), f"searched on validation, {key} with {network}"
-        )
-    return found
+    for key in rows:
+        searched = SEARCHED_FOR.get((stream, network or ""), {}).get(key, {})
+        take(searched, f"searched on validation, {key} with {network}")
+    return chosen

@@ -1,4 +1,4 @@
-"""What a run leaves: one JSON file, whole or not there at all. Imports no torch."""
+"""The record of a run: everything it measured, in one JSON file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import write_whole
 
 FORMAT = 1
+NAME = "record.json"
 
 
 @dataclass(frozen=True)
 class Record:
+    """The settings and results of one run, as plain data."""
+
     id: str
     label: str
     settings: dict[str, Any]
-    sources: dict[str, str]  # where each setting came from
-    accuracy: float  # percent; mean over tasks, class-IL (domain-IL: over all classes)
+    sources: dict[str, str]  # where each setting comes from
+    accuracy: float  # percent, mean over tasks, class-IL
     task_il_accuracy: float
     anytime: list[float]
     forgetting: float | None
@@ -34,7 +37,7 @@ class Record:
     before_finetuning: list[float] | None
     sensitivity: dict[str, float | None]
     chosen: list[str]
-    share: float  # of the parameters, that is chosen
+    share: float  # of the parameters that were chosen
     parameters: dict[str, int]
     losses: list[list[float]]
     epoch_changes: list[list[Any]]
@@ -47,40 +50,44 @@ class Record:
     device: str
     engine: dict[str, Any] = field(default_factory=dict)  # precision, whether captured, peak memory or threads
     tensor_changes: dict[str, list[float]] = field(default_factory=dict)  # between tasks, mean over epochs, 4 digits
-    details: dict[str, Any] = field(default_factory=dict)  # of runs that were watched closer
-    boundaries: list[int] = field(default_factory=list)  # rows of epoch_changes where the changes alone tell a new task
+    details: dict[str, Any] = field(default_factory=dict)  # what a study measures in addition
+    boundaries: list[int] = field(default_factory=list)  # rows of epoch_changes where a shift was detected
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain data."""
         return asdict(self)
 
 
 def folder(name: str | Path) -> Path:
-    """A folder by its name, or by the URL of an object store (``s3://bucket/runs``), which behaves like one."""
-    if "://" not in str(name):
-        return Path(name)
+    """Return the folder of a name or of an object store's URL, such as ``s3://bucket/runs``."""
+    if not isinstance(name, str) or "://" not in name:
+        return Path(name) if isinstance(name, str) else name
     try:
         from upath import UPath
     except ImportError:
         raise ImportError(f"{name} needs universal-pathlib: pip install 'forgetless[store]'") from None
-    made: Any = UPath(str(name))
-    return made  # type: ignore[no-any-return]
+    store: Any = UPath(name)
+    return store  # type: ignore[no-any-return]
 
 
 def path(out: Path, settings: Settings) -> Path:
-    return out / settings.id / "record.json"
+    """Return the file of a run's record in a folder."""
+    return out / settings.id / NAME
 
 
 def write(record: Record, file: Path) -> None:
+    """Write a record. The file is complete or absent, never partial."""
     write_json(record.to_dict(), file)
 
 
 def write_json(values: dict[str, Any], file: Path) -> None:
+    """Write plain data likewise."""
     write_whole((json.dumps(values, indent=1) + "\n").encode(), file)
 
 
 def read(file: Path) -> Record:
-    """A record; an error that names the file if it is none."""
+    """Return the record in a file; raise ``ValueError`` that names the file if it holds none."""
     return _parse(file.read_bytes(), str(file))
 
 
@@ -91,14 +98,14 @@ def read_lines(file: Path) -> list[Record]:
 
 
 def _parse(text: bytes, source: str) -> Record:
-    """Return the record in a text; raise an error that names its source if it is none."""
+    """Return the record in a text; raise ``ValueError`` that names its source if it holds none."""
     try:
         values = json.loads(text.decode())
         if values.get("format") != FORMAT:
             raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
-        made = Record(**values)
-        _check(made)
-        return made
+        record = Record(**values)
+        _check(record)
+        return record
     except (UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
         raise ValueError(f"{source} is not a record: {reason}") from None
@@ -106,55 +113,53 @@ def _parse(text: bytes, source: str) -> Record:
 
 @cache
 def _kinds() -> dict[str, Any]:
-    """What each field is: of ``dict[str, float]`` that it is a dict."""
+    """Return the type of each field, without parameters: ``dict`` for ``dict[str, float]``."""
     return {name: get_origin(kind) or kind for name, kind in get_type_hints(Record).items()}
 
 
-def _check(made: Record) -> None:
-    """An error if its settings are not those of its id, or if what pages are made of is of another kind."""
+def _check(record: Record) -> None:
+    """Raise ``ValueError`` if the settings do not match the id, or if reports could not read a field."""
     for name, kind in _kinds().items():
-        if kind in (str, list, dict) and not isinstance(value := getattr(made, name), kind):
-            raise ValueError(f"{name} is {value!r}")
-    if "options" not in made.settings:
+        if kind in (str, list, dict) and not isinstance(value := getattr(record, name), kind):
+            raise ValueError(f"{name} is {value!r}; it must be a {kind.__name__}")
+    if "options" not in record.settings:
         raise ValueError("its settings have no options")
-    if (told := Settings.from_dict(made.settings).id) != made.id:
-        raise ValueError(f"its settings are those of the run {told}, its id is {made.id}")
-    matrix = [value for row in made.accuracy_matrix for value in row]
-    numbers = [made.accuracy, made.task_il_accuracy, made.share, made.seconds["total"], *made.flops.values()]
-    maybe = (made.forgetting, made.backward_transfer, made.forward_transfer, *made.sensitivity.values())
-    numbers += [value for value in maybe if value is not None]
-    if not matrix or len(made.anytime) != len(made.accuracy_matrix):
-        raise ValueError("it has no accuracies, or not one after each task")
-    if not all(math.isfinite(value) for value in (*numbers, *matrix, *made.anytime)):
-        raise ValueError("a number in it is not finite")
-    if min(made.flops.values(), default=0) < 0:
-        raise ValueError(f"its FLOPs are {made.flops}")
+    if (actual := Settings.from_dict(record.settings).id) != record.id:
+        raise ValueError(f"its settings belong to the run {actual}, but its id is {record.id}")
+    if not record.accuracy_matrix or len(record.anytime) != len(record.accuracy_matrix):
+        raise ValueError("it must have accuracies after every task")
+    numbers = [record.accuracy, record.task_il_accuracy, record.share, record.seconds["total"], *record.anytime]
+    numbers += [*record.flops.values(), *(value for row in record.accuracy_matrix for value in row)]
+    optional = (record.forgetting, record.backward_transfer, record.forward_transfer, *record.sensitivity.values())
+    numbers += [value for value in optional if value is not None]
+    if not all(math.isfinite(value) for value in numbers):
+        raise ValueError("it has a number that is not finite")
 
 
-def same_numbers(one: Record, other: Record) -> bool:
-    """Whether records of the same settings say the same, in whatever time and on whatever machine they were made."""
-    about = ("sources", "seconds", "versions", "device", "engine", "details")
+def same_numbers(first: Record, second: Record) -> bool:
+    """Return whether two records of the same settings have the same results; times and machines may differ."""
+    ignored = ("sources", "seconds", "versions", "device", "engine", "details")
     texts = [
-        json.dumps({name: value for name, value in made.to_dict().items() if name not in about}, sort_keys=True)
-        for made in (one, other)
+        json.dumps({name: value for name, value in record.to_dict().items() if name not in ignored}, sort_keys=True)
+        for record in (first, second)
     ]
     return texts[0] == texts[1]
 
 
 def of(out: Path, settings: Settings) -> Record:
-    """The record of a run; an error if the file in its place is none, or that of another."""
+    """Return the record of a run; raise ``ValueError`` if its file is corrupt or belongs to another run."""
     file = path(out, settings)
     try:
-        made = read(file)
-        if made.id != settings.id:
-            raise ValueError(f"{file} is the record of another run, {made.id}")
+        record = read(file)
+        if record.id != settings.id:
+            raise ValueError(f"{file} is the record of another run, {record.id}")
     except ValueError as error:
         raise ValueError(f"{error}; remove it to do the run again") from None
-    return made
+    return record
 
 
 def find(out: Path, settings: Settings) -> Record | None:
-    """The record of a run, if there is one that can be read."""
+    """Return the record of a run, or ``None`` if there is none that can be read."""
     try:
         return of(out, settings)
     except (ValueError, OSError):
@@ -162,15 +167,15 @@ def find(out: Path, settings: Settings) -> Record | None:
 
 
 def read_those(files: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
-    """The records among some files, and of those that are none, what is wrong with them."""
-    found, problems = [], []
+    """Return the records in some files, each with its file, and what is wrong with the other files."""
+    records: list[tuple[Path, Record]] = []
+    problems: list[str] = []
     for file in files:
         try:
-            records = read_lines(file) if file.suffix == ".jsonl" else [read(file)]
-            found += [(file, record) for record in records]
+            records += [(file, one) for one in (read_lines(file) if file.suffix == ".jsonl" else [read(file)])]
         except (ValueError, OSError) as error:
             problems.append(str(error))
-    return found, problems
+    return records, problems
 
 
 def files(folder: Path) -> list[Path]:
@@ -180,11 +185,14 @@ def files(folder: Path) -> list[Path]:
     """
     if folder.suffix == ".jsonl" and folder.is_file():
         return [folder]
-    return sorted([*folder.glob("**/record.json"), *folder.glob("*.jsonl")])
+    return sorted([*folder.glob(f"**/{NAME}"), *folder.glob("*.jsonl")])
 
 
 def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
-    """Those that have the tasks and groups of most of their settings, and of the others why they are left out."""
+    """Return the records whose tasks and groups are those of most records of their settings, and why others are not.
+
+    Records of the same settings disagree if the code or the data changed between the runs.
+    """
     alike: dict[str, list[list[Record]]] = {}
     for record in records:
         sets = alike.setdefault(way_of(record), [])
@@ -193,14 +201,14 @@ def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
             sets.append(fitting := [])
         fitting.append(record)
     most = {way: max(sets, key=len)[0] for way, sets in alike.items()}
-    found = [(record, mismatch(most[way_of(record)], record)) for record in records]
-    return [record for record, problem in found if problem is None], [
-        f"{record.id}: {problem}" for record, problem in found if problem is not None
+    judged = [(record, mismatch(most[way_of(record)], record)) for record in records]
+    return [record for record, problem in judged if problem is None], [
+        f"{record.id}: {problem}" for record, problem in judged if problem is not None
     ]
 
 
 def mismatch(first: Record, other: Record) -> str | None:
-    """What is wrong where records of the same settings have other tasks or groups: of different code or data."""
+    """Return what is wrong if records that differ only in the seed have other tasks or groups, else ``None``."""
     same_tasks = len(other.accuracy_matrix[-1]) == len(first.accuracy_matrix[-1])
     if same_tasks and other.sensitivity.keys() == first.sensitivity.keys():
         return None
@@ -211,10 +219,11 @@ def mismatch(first: Record, other: Record) -> str | None:
 
 
 def way_of(record: Record) -> str:
+    """Return a key that is the same for records that differ only in the seed."""
     return json.dumps(without_seed(record), sort_keys=True)
 
 
 def without_seed(record: Record) -> dict[str, Any]:
-    """All settings but the seed, a method's own among them."""
-    own: dict[str, Any] = {name: value for name, value in record.settings.items() if name not in ("seed", "options")}
-    return {**own, **record.settings["options"]}
+    """Return all settings of a record but the seed, with those of the method among them."""
+    shared = {name: value for name, value in record.settings.items() if name not in ("seed", "options")}
+    return {**shared, **record.settings["options"]}

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from forgetless.config.checks import check_whole
+from forgetless.config.fields import check_value
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned
@@ -158,8 +158,8 @@ def search(
     Returns:
         An iterator of the events of all runs; the last item is the ``SearchResult``.
     """
-    check_whole("seeds", seeds)
-    check_whole("search_seeds", search_seeds)
+    check_value("seeds", seeds, int, least=1)
+    check_value("search_seeds", search_seeds, int, least=1)
     for name, value in given.items():
         if name in ("seed", "validation"):
             raise ValueError(f"{name} is {value}, but a search sets it itself: remove it")

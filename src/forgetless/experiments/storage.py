@@ -1,9 +1,8 @@
-"""Files that are whole or not there at all, and when checkpoints are written. Imports no torch."""
+"""Write files that are complete or absent, and schedule checkpoints. Imports no torch."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -11,20 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forgetless.config.fields import Checked, setting
+
 PARTIAL = ".partial"
 
 
 def write_whole(data: bytes, file: Path) -> None:
-    """Into a temporary file beside it, onto the disk, then into place; what was there stays until then.
+    """Write a file so that it is complete or absent. The file before stays until the new one is on disk.
 
-    In an object store, which is no ``Path``, a file appears whole or not at all by itself.
+    An object store, whose files are not ``Path`` objects, guarantees this by itself.
     """
-    remote: Any = None if isinstance(file, Path) else file
-    if remote is not None:
-        remote.parent.mkdir(parents=True, exist_ok=True)
-        remote.write_bytes(data)
-        return
     file.parent.mkdir(parents=True, exist_ok=True)
+    target: Any = file
+    if not isinstance(target, Path):
+        target.write_bytes(data)
+        return
     temporary = file.with_name(f"{file.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}{PARTIAL}")
     try:
         with temporary.open("xb") as stream:
@@ -40,50 +40,32 @@ def write_whole(data: bytes, file: Path) -> None:
         raise
 
 
-def check_path(folder: object) -> None:
-    """An error if it is a text."""
-    if isinstance(folder, str):
-        raise ValueError(f"out is the text {folder!r}; it must be a path: Path({folder!r})")
-
-
-def check_folder(folder: Any) -> None:
-    """Make it if it is not there; an error if nothing can be written into it, in an object store too."""
-    check_path(folder)
+def check_folder(folder: Path) -> None:
+    """Create a folder if it is missing; raise ``OSError`` if nothing can be written into it."""
+    probe = folder / f"{uuid.uuid4().hex}{PARTIAL}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if isinstance(folder, Path):
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        else:
-            probe = folder / f"{uuid.uuid4().hex}{PARTIAL}"
-            probe.write_bytes(b"")
-            probe.unlink()
+        probe.write_bytes(b"")
+        probe.unlink()
     except OSError as error:
-        raise OSError(
-            error.errno, f"out is {folder}, where nothing can be written: {error.strerror or error}"
-        ) from None
+        reason = error.strerror or error
+        raise OSError(error.errno, f"out is {folder}, where nothing can be written: {reason}") from None
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove what processes that were killed while writing have left; what is younger may still be written."""
-    for left in folder.glob(f"*{PARTIAL}"):
+    """Remove partial files that killed processes left. A file younger than a minute may still be written to."""
+    for partial in folder.glob(f"*{PARTIAL}"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 60:
-                left.unlink()
+            if time.time() - partial.stat().st_mtime > 60:
+                partial.unlink()
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """When checkpoints are written: every so many steps (rounded up to tens), every so many seconds, or both."""
+class Schedule(Checked):
+    """When a run writes checkpoints: at intervals of steps (rounded up to tens), of seconds, or both."""
 
-    steps: int | None = None
-    seconds: float | None = 60.0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"checkpoints every {value} {name}; it must be above 0, or None for never")
+    steps: int | None = setting(None, "Training steps between two checkpoints.", above=0)
+    seconds: float | None = setting(60.0, "Seconds between two checkpoints.", above=0)
 
 
-USUAL = Schedule()  # one a minute
+USUAL = Schedule()

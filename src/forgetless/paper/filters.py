@@ -29,14 +29,15 @@ def measure_filters(run: Planned, out: Path) -> Record:
         The record. For each layer and filter, ``within`` is the mean absolute change between consecutive epochs of a
         task, ``across`` that from the last epoch of a task to the first of the next, both as means over the run.
     """
-    from forgetless.experiments.run import make_record, start
+    from forgetless.experiments.build import build_run
+    from forgetless.experiments.run import make_record
     from forgetless.training.events import Ended, EpochEnded
 
     file = record.path(out, run.settings)
     if file.exists() and "filters" in (finished := record.read(file)).details:
         return finished
     check_folder(out)
-    events = start(run.settings)
+    events = build_run(run.settings)
     watch = FilterWatch(events.network)
     for event in events:
         if isinstance(event, EpochEnded):

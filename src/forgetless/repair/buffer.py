@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forgetless.compute import kernels
 from forgetless.config.catalogue import POLICIES
-from forgetless.config.checks import check_one_of, check_seed, check_whole
+from forgetless.config.fields import SEED, check_value
 
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
 
@@ -127,9 +127,9 @@ class Buffer:
         seed: int = 0,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_whole("capacity", capacity)
-        check_one_of("policy", policy, POLICIES)
-        check_seed(seed)
+        check_value("capacity", capacity, int, least=1)
+        check_value("policy", policy, str, choices=POLICIES)
+        check_value("seed", seed, int, **SEED)
         self.capacity = int(capacity)
         self.policy = policy
         self.seed = int(seed)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from torch import nn
 
-from forgetless.config.checks import check_number
+from forgetless.config.fields import check_value
 from forgetless.repair import sensitivity as dynamics
 from forgetless.repair.finetune import check_names, movable
 from forgetless.repair.groups import Groups, counts, float_tensors, is_norm, statistics
@@ -48,7 +48,7 @@ class Selection:
         self._statistics = [group for group, names in self._live.items() if not parameters.keys() & set(names)]
         if len(self._live) == len(self._statistics):
             raise ValueError(f"every parameter of {type(network).__name__} is frozen (requires_grad=False)")
-        check_number("threshold", threshold)
+        check_value("threshold", threshold, float)
         self.threshold = float(threshold)
         if not isinstance(groups, Collection):
             raise ValueError(f"groups is {groups!r}; it must be 'auto', 'all' or names of groups")

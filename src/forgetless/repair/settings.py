@@ -43,12 +43,12 @@ class Finetune(Checked):
             object.__setattr__(self, "groups", (self.groups,))
         super().__post_init__()
 
-    @staticmethod
+    @classmethod
     def k_fpf(
-        every: int = 500, steps: int = 100, threshold: float = 0.3, *, lr: float = 0.05, **settings: Any
+        cls, every: int = 500, steps: int = 100, threshold: float = 0.3, *, lr: float = 0.05, **settings: Any
     ) -> Finetune:
         """Return the settings of k-FPF, with its own defaults."""
-        return Finetune(every=every, steps=steps, threshold=threshold, lr=lr, **settings)
+        return cls(every=every, steps=steps, threshold=threshold, lr=lr, **settings)
 
     def due(self, step: int) -> bool:
         """Return whether a repair follows this training step (counted from 1)."""
