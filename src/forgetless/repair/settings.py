@@ -1,11 +1,36 @@
-"""The settings of a repair: FPF and k-FPF. Imports no torch."""
+"""The settings of a repair: the buffer, the tracking, and the finetuning of FPF and k-FPF. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from forgetless.config.catalogue import POLICIES
 from forgetless.config.fields import Checked, setting
+
+LARGEST_SEED = 2**62 - 1  # the largest seed: torch takes 64 bits, and small numbers are added to it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Checked):
+    """What a buffer holds."""
+
+    capacity: int = setting(500, "Examples the buffer holds.", least=1)
+    policy: str = setting(
+        "reservoir", "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
+    )
+    seed: int = setting(
+        0, "Seed of the buffer and of the draws from it.", least=-LARGEST_SEED, most=LARGEST_SEED,
+        expects="a whole number between -2^62 and 2^62",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking(Checked):
+    """How the changes of the parameters are followed in a user's loop."""
+
+    window: int = setting(20, "Training steps whose changes are compared; they replace the paper's epochs.", least=1)
+    detect: bool = setting(True, "Detect the shifts of the data from the changes of the parameters.")
 
 
 @dataclass(frozen=True)
@@ -47,7 +72,7 @@ class Finetune(Checked):
     def k_fpf(
         every: int = 500, steps: int = 100, threshold: float = 0.3, *, lr: float = 0.05, **settings: Any
     ) -> Finetune:
-        """Return the settings of k-FPF, with its own defaults."""
+        """Return settings with the defaults of k-FPF."""
         return Finetune(every=every, steps=steps, threshold=threshold, lr=lr, **settings)
 
     def due(self, step: int) -> bool:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from forgetless.config.catalogue import POLICIES, PRECISIONS
 from forgetless.config.fields import Checked, setting
-from forgetless.repair.settings import Finetune
-
-SEEDS = 2**62 - 1  # the largest seed: torch takes 64 bits, and a run adds small numbers to it
+from forgetless.repair.settings import LARGEST_SEED, Finetune
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,8 @@ class TrainSettings(Checked):
     freeze: tuple[str, ...] = setting((), "Groups that no longer move after the first task.", recorded="always")
     anytime: bool = setting(False, "After each task, test what stopping the stream there would give.")
     seed: int = setting(
-        0, "Seed of the initial weights, the order, augmentation and the buffer.", least=-SEEDS, most=SEEDS,
-        expects="a whole number between -2^62 and 2^62", recorded="always",
+        0, "Seed of the initial weights, the order, augmentation and the buffer.", least=-LARGEST_SEED,
+        most=LARGEST_SEED, expects="a whole number between -2^62 and 2^62", recorded="always",
     )  # fmt: skip
     device: str = setting(
         "cpu", "Device to train on.", pattern=r"cpu|cuda(:\d+)?", expects="cpu, cuda, cuda:1, …", recorded="always"
