@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import forgetless
-from forgetless.repair.sensitivity import boundaries
+from forgetless.repair.shifts import boundaries
 from forgetless.repair.tracker import Tracker
 from provenance import provenance, publish
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from forgetless.fpf import FPF
     from forgetless.methods import Method
     from forgetless.repair.buffer import Buffer
-    from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune, only
+    from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune
+    from forgetless.repair.freezing import only
     from forgetless.repair.groups import groups
     from forgetless.repair.profile import Profile
     from forgetless.repair.sensitivity import select, sensitivity
@@ -42,7 +43,7 @@ _HOMES = {
     "finetune": "forgetless.repair.finetune",
     "groups": "forgetless.repair.groups",
     "networks": "forgetless",
-    "only": "forgetless.repair.finetune",
+    "only": "forgetless.repair.freezing",
     "select": "forgetless.repair.sensitivity",
     "sensitivity": "forgetless.repair.sensitivity",
     "train": "forgetless.training.loop",

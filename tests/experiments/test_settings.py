@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from forgetless.cli.options import parse_settings, with_settings
+from forgetless.cli.options import parse_options, settings_except, with_options
 from forgetless.config.fields import setting
 from forgetless.experiments import record
 from forgetless.experiments import settings as settings_module
+from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.experiments.sweep import plan
 from forgetless.repair.settings import Finetune
 
 COMPLETE = {"stream": "seq-digits", "method": "sgd"}
@@ -229,13 +229,13 @@ def test_a_new_setting_is_declared_in_one_place(base, name, monkeypatch):
     assert resolve("seq-digits", "sgd", {"repair": "fpf", "warmup": 0})[0].id == identity != settings.id
 
     def command(**given):
-        assert parse_settings(given) == {"warmup": 7}
+        assert parse_options(given, settings_except(())) == {"warmup": 7}
 
     app = typer.Typer()
-    app.command()(with_settings(command))
+    app.command()(with_options(settings_except(()))(command))
     shown = CliRunner().invoke(app, ["--help"]).output
     assert re.search(r"--warmup .*Steps until the full learning rate\.", shown)
     assert CliRunner().invoke(app, ["--warmup", "7"]).exit_code == 0
 
-    runs = plan({"stream": "seq-digits", "method": "sgd", "repair": "fpf", "warmup": [1, 2]})
+    runs = expand_plan({"stream": "seq-digits", "method": "sgd", "repair": "fpf", "warmup": [1, 2]})
     assert [one.settings.to_dict()["warmup"] for one in runs] == [1, 2]

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import forgetless
 from forgetless import networks
-from forgetless.repair.groups import counts, float_tensors, groups, is_norm
+from forgetless.repair.groups import float_tensors, groups, is_norm, parameter_counts
 from helpers import CNN, Transformer
 
 
@@ -51,18 +51,18 @@ def assert_partition(model, parts):
     assert len(names) == len(set(names)), "a tensor is in two groups"
     assert set(names) == set(float_tensors(forgetless.repair.groups.unwrap(model))), "a tensor is in no group"
     tensors = dict(model.named_parameters())
-    assert sum(counts(model, parts).values()) == sum(tensor.numel() for tensor in tensors.values())
+    assert sum(parameter_counts(model, parts).values()) == sum(tensor.numel() for tensor in tensors.values())
 
 
 def share(model, *chosen):
-    size = counts(model, groups(model))
+    size = parameter_counts(model, groups(model))
     return 100 * sum(size[group] for group in chosen) / sum(size.values())
 
 
 def test_resnet18_groups_are_the_papers():
     parts = groups(networks.resnet18(10))
     assert list(parts) == ["conv1", "block1", "block2", "block3", "block4", "bn.affine", "bn.stats", "fc"]
-    size = counts(networks.resnet18(10), parts)
+    size = parameter_counts(networks.resnet18(10), parts)
     assert (size["bn.affine"], size["bn.stats"], size["fc"], size["conv1"]) == (9600, 0, 5130, 1728)
     assert size["block3"] == 2_097_152
     assert size["block4"] == 8_388_608
@@ -73,7 +73,7 @@ def test_resnet18_groups_are_the_papers():
 def test_resnet18_shares_of_parameters_are_the_papers():
     nine, ten = networks.resnet18(9), networks.resnet18(10)
     basis = ("bn.affine", "bn.stats", "fc", "conv1")
-    assert sum(counts(ten, groups(ten)).values()) == 11_173_962
+    assert sum(parameter_counts(ten, groups(ten)).values()) == 11_173_962
     assert round(share(nine, "bn.affine", "bn.stats", "fc"), 3) == 0.127
     assert round(share(nine, *basis, "block3"), 2) == 18.91
     assert round(share(nine, *basis, "block4"), 2) == 75.22
@@ -84,7 +84,7 @@ def test_resnet18_shares_of_parameters_are_the_papers():
 def test_mlp_shares_of_parameters_are_the_papers():
     model = networks.mlp(10)
     assert list(groups(model)) == ["fc1", "fc2", "fc3"]
-    assert sum(counts(model, groups(model)).values()) == 89_610
+    assert sum(parameter_counts(model, groups(model)).values()) == 89_610
     assert round(share(model, "fc3"), 2) == 1.13
     assert round(share(model, "fc2", "fc3"), 2) == 12.40
 
@@ -119,19 +119,19 @@ def test_derived_groups_take_stages_before_their_blocks():
     assert all(name.startswith("layer2.") for name in parts["block2"])
 
 
-def test_a_tied_weight_is_there_once_and_belongs_to_the_head():
+def test_a_tied_weight_belongs_to_the_head_once():
     parts = groups(LanguageModel())
     assert parts["head"] == ("embed.weight",)
     assert parts["stem"] == ("position.weight",)
 
 
-def test_a_normalisation_is_known_by_the_name_of_its_class():
+def test_a_normalisation_is_recognised_by_its_class_name():
     model = nn.Sequential(nn.Linear(3, 4), RMSNorm(), nn.Linear(4, 4), nn.Linear(4, 2))
     assert groups(model)["norm.affine"] == ("1.scale",)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_average_or_a_frozen_copy_beside_the_network_has_no_head(frozen):
+def test_an_average_or_frozen_copy_has_no_head(frozen):
     model = nn.Module()
     model.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
     if frozen:
@@ -147,7 +147,7 @@ def test_a_head_that_is_frozen_is_the_head():
     assert groups(model)["head"] == ("head.0.weight", "head.0.bias")
 
 
-def test_float_buffers_outside_normalisation_are_a_group_and_counters_are_none():
+def test_other_float_buffers_are_a_group():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     model.register_buffer("table", torch.zeros(3))
     parts = groups(model)
@@ -187,7 +187,7 @@ def test_wrapped_networks_have_the_names_of_the_network_itself():
     assert groups(torch.compile(model)) == groups(nn.DataParallel(model)) == groups(model)
 
 
-def test_a_network_without_a_recognisable_head_is_refused_and_takes_a_named_one():
+def test_an_unrecognisable_head_must_be_named():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
@@ -260,7 +260,7 @@ def test_the_head_may_have_adapters_itself():
     assert list(parts) == ["stem", "block1", "block2", "head"]
 
 
-def test_a_usual_name_counts_inside_of_what_only_wraps_the_network():
+def test_a_usual_name_counts_inside_a_wrapper():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -286,7 +286,7 @@ def test_a_layer_inside_a_repeated_one_is_no_head():
         groups(encoder)
 
 
-def test_a_network_of_the_paper_with_more_than_its_table_knows_is_derived():
+def test_a_larger_subclass_gets_derived_groups():
     model = networks.resnet18(4, width=4)
     model.projection = nn.Linear(32, 8)  # of the features
     parts = groups(model)
@@ -313,7 +313,7 @@ def make(described):
 
 @settings(max_examples=100, deadline=None)
 @given(NETWORKS)
-def test_groups_of_any_network_are_a_partition_of_its_float_tensors(described):
+def test_groups_of_any_network_are_a_partition(described):
     network = nn.Sequential(make(described), nn.Linear(4, 2))
     names = [name for group in forgetless.groups(network).values() for name in group]
     tensors = [*network.named_parameters(), *network.named_buffers()]
@@ -340,7 +340,7 @@ class NormedLinear(nn.Module):
         self.weight = nn.Parameter(torch.rand(inputs, outputs))
 
 
-def test_normalisation_is_told_by_what_a_layer_is_not_by_its_name_alone():
+def test_a_name_alone_makes_no_normalisation():
     assert all(map(is_norm, [ActivatedNorm(3), BN(3), nn.GroupNorm(1, 3), nn.RMSNorm(3), nn.LayerNorm([2, 3])]))
     assert not any(
         map(is_norm, [NormedLinear(3, 4), nn.Linear(3, 4), nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))])
@@ -363,12 +363,12 @@ class Middle(nn.Module):
         self.cls = nn.Linear(32, 10)
 
 
-def test_a_layer_in_the_middle_that_is_called_like_a_head_is_none():
+def test_a_middle_layer_named_like_a_head_is_none():
     assert groups(Middle())["head"] == ("cls.weight", "cls.bias")
     assert groups(Middle(10))["head"] == ("fc.weight", "fc.bias")  # which the other one does not follow
 
 
-def test_a_layer_whose_output_may_meet_a_matrix_of_the_network_is_no_head():
+def test_a_layer_that_feeds_a_matrix_is_no_head():
     class Cosine(nn.Module):
         def __init__(self):
             super().__init__()
@@ -392,7 +392,7 @@ def test_sharded_networks_are_refused_by_name():
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
-    whole = "part of the weights; they must be whole, as with DistributedDataParallel"
+    whole = "part of the weights; use DistributedDataParallel"
     network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     fpf = forgetless.FPF(network, capacity=8)
     fully_shard(network, mesh=init_device_mesh("cpu", (1,)))

@@ -1,10 +1,11 @@
 from forgetless import networks
 from forgetless.repair.profile import Group, Profile
 from forgetless.repair.selection import Selection
+from forgetless.repair.settings import Finetune
 
 
 def test_the_profile_prints_a_table():
-    selection = Selection(networks.resnet18(9), groups=["bn.affine", "bn.stats", "fc"])
+    selection = Selection(networks.resnet18(9), Finetune(groups=("bn.affine", "bn.stats", "fc")))
     assert str(selection.profile({}, 0)) == "\n".join([
         "group          S_g    parameters     share  chosen",
         "conv1            –         1,728    0.015%",

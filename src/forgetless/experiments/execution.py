@@ -18,7 +18,7 @@ class Execution(Checked):
         "here", "Where to run: here (this machine) or ray (the Ray cluster in RAY_ADDRESS).", choices=("here", "ray")
     )
     workers: int | None = setting(None, "Processes for runs on the CPU; default: one per core.", least=1)
-    lanes: int | None = setting(None, "Runs that train side by side on a GPU; default: measured, on Ray 8.", least=1)
+    lanes: int | None = setting(None, "Runs that train side by side on a GPU; default: 8.", least=1)
     retry: bool = setting(False, "Also repeat the runs that failed before.")
     checkpoint_seconds: float = setting(60.0, "Seconds between checkpoints; default 60, 0: none by time.", least=0)
     checkpoint_steps: int = setting(0, "Training steps between checkpoints; default 0: none by steps.", least=0)

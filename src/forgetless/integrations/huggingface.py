@@ -32,7 +32,7 @@ from transformers.trainer_callback import ExportableState
 from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
-from forgetless.repair.finetune import call
+from forgetless.repair.batches import call
 
 CALLS = 64  # forward passes kept per batch; a model that is called after an interrupt must not fill the memory
 
@@ -130,7 +130,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         tensors = {n: value.detach() for n, value in named.items() if n != self.labels and isinstance(value, Tensor)}
         if self._columns is None:
             from_labels = hasattr(model, "prepare_decoder_input_ids_from_labels")
-            if from_labels and "decoder_input_ids" not in tensors and self.fpf.forward is call:
+            if from_labels and "decoder_input_ids" not in tensors and self.fpf.objective.forward is call:
                 raise ValueError(
                     f"{type(model).__name__} makes its decoder's inputs from the labels, but a repair calls it without "
                     "them: add decoder_input_ids to the batches, as DataCollatorForSeq2Seq(tokenizer, model=model) does"

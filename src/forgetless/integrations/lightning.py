@@ -89,10 +89,10 @@ class FPFCallback(Callback):
         empty = isinstance(outputs, Mapping) and not outputs and pl_module.automatic_optimization
         if not (outputs is None or empty):  # else training_step returned None: the batch was skipped
             logits = outputs.get("logits") if isinstance(outputs, Mapping) else None
-            if self.fpf.distill and logits is None:
+            if self.fpf.settings.distill and logits is None:
                 raise ValueError(
-                    f"distill is {self.fpf.distill}, which needs logits: return {{'loss': loss, 'logits': logits}} "
-                    "from training_step"
+                    f"distill is {self.fpf.settings.distill}, which needs logits: return "
+                    "{'loss': loss, 'logits': logits} from training_step"
                 )
             self._batches.append(Observation(*self.split(batch), logits))
         if trainer.global_step > self._steps:

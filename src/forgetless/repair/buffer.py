@@ -1,31 +1,30 @@
-"""A small memory of the stream: named columns of equal length, kept in their own dtype on one device.
+"""A small memory of the stream: named columns of equal length, held in their own dtype on one device.
 
-Which example goes where is decided by pure functions (``reservoir_slots``, ``balanced_slots``, ``herd``); ``Buffer``
-only remembers. A batch is taken at once, with fixed shapes and no read by the host.
+Pure functions (``reservoir_slots``, ``balanced_slots``, ``herd``) decide which example goes where; ``Buffer`` holds the
+examples. A batch is added at once, with fixed shapes and, on a GPU, without a GPU-to-CPU sync.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from forgetless.compute import kernels
-from forgetless.config.catalogue import POLICIES
-from forgetless.config.fields import SEED, check_value
+from forgetless.repair.settings import Memory
 
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
 
 
 def reservoir_slots(numbers: Tensor, seen: int | Tensor, capacity: int) -> Tensor:
-    """Algorithm 3 (reservoir sampling, Vitter 1985) for a batch: the slot of each example, ``capacity`` if rejected.
+    """Return the slot of each example of a batch, ``capacity`` if it is rejected.
 
-    ``numbers`` are random integers, one an example. Example number S, counted from 0 over the whole stream, goes to
-    slot S while S < capacity, else to slot ``number % (S + 1)`` if that is below the capacity. Run one example at a
-    time the later of two examples with one slot overwrites the earlier; here the earlier is rejected, which leaves
-    the same buffer.
+    This is Algorithm 3 (reservoir sampling, Vitter 1985). Example S, counted from 0 over the whole stream, goes to slot
+    S while S < capacity, else to slot ``number % (S + 1)`` if that is below the capacity. One example at a time, the
+    later of two examples with one slot overwrites the earlier. Here the earlier is rejected, which leaves the same
+    buffer. ``numbers`` are random integers, one per example; ``seen`` counts the examples before this batch.
     """
     order = torch.arange(len(numbers), device=numbers.device)
     count = order + seen  # (batch,)
@@ -35,7 +34,7 @@ def reservoir_slots(numbers: Tensor, seen: int | Tensor, capacity: int) -> Tenso
 
 
 def host_reservoir_slots(numbers: list[int], seen: int, capacity: int) -> dict[int, int]:
-    """``reservoir_slots`` for a buffer on the CPU, in a fraction of its time: {slot: example}, less the rejected."""
+    """Return ``reservoir_slots`` as {slot: example}, for a buffer on the CPU, in a fraction of the time."""
     taken: dict[int, int] = {}
     for example, number in enumerate(numbers):
         count = seen + example
@@ -46,11 +45,11 @@ def host_reservoir_slots(numbers: list[int], seen: int, capacity: int) -> dict[i
 
 
 def balanced_slots(labels: Tensor, keys: Tensor, new_labels: Tensor, new_keys: Tensor, unused: Tensor) -> Tensor:
-    """Slots that keep the memory balanced over classes: the slot of each new example, the capacity if rejected.
+    """Return the slot of each new example in a memory balanced over classes, the capacity if it is rejected.
 
-    Every example has a random key. Kept are the examples with the lowest rank by key within their class, ties by key:
-    as near to equal shares as what was seen allows, and within a class a uniform sample of all that was seen of it
-    (GDumb's greedy memory prefers a class's first examples). ``unused`` marks the slots that hold nothing yet.
+    Every example has a random key. The memory holds the examples with the lowest rank by key within their class, ties
+    by key. The classes get shares as equal as possible, each a uniform sample of the class's examples so far. (GDumb's
+    greedy memory prefers the first examples of a class.) ``unused`` marks the empty slots.
     """
     capacity = len(labels)
     size = capacity + len(new_labels)
@@ -61,9 +60,7 @@ def balanced_slots(labels: Tensor, keys: Tensor, new_labels: Tensor, new_keys: T
 
     by_key = key.argsort(stable=True)
     grouped = by_key[label[by_key].argsort(stable=True)]  # by class, and by key within it
-    grouped = grouped[
-        empty[grouped].to(torch.uint8).argsort(stable=True)
-    ]  # unused slots last, so that they take no rank
+    grouped = grouped[empty[grouped].to(torch.uint8).argsort(stable=True)]  # unused slots last: they take no rank
     starts = torch.ones_like(position, dtype=torch.bool)
     starts[1:] = label[grouped][1:] != label[grouped][:-1]
     first = torch.where(starts, position, 0).cummax(0).values
@@ -71,18 +68,17 @@ def balanced_slots(labels: Tensor, keys: Tensor, new_labels: Tensor, new_keys: T
 
     best = by_key[rank[by_key].argsort(stable=True)]  # by rank, and by key within it
     best = best[empty[best].to(torch.uint8).argsort(stable=True)]
-    kept = torch.zeros_like(empty).scatter_(0, best[:capacity], True) & ~empty
+    stays = torch.zeros_like(empty).scatter_(0, best[:capacity], True) & ~empty
 
-    free = kept[:capacity].to(torch.uint8).argsort(stable=True)  # slots to give away come first
-    enters = kept[capacity:]
+    free = stays[:capacity].to(torch.uint8).argsort(stable=True)  # slots to overwrite come first
+    enters = stays[capacity:]
     return torch.where(enters, free[(enters.cumsum(0) - 1).clamp(min=0)], capacity)
 
 
 def herd(features: Tensor, count: int) -> Tensor:
-    """iCaRL's herding (Rebuffi et al. 2017, Alg. 4): ``count`` rows whose running mean stays nearest the mean.
+    """Return ``count`` rows whose running mean stays nearest the mean: iCaRL's herding (Rebuffi et al. 2017, Alg. 4).
 
-    p_k = argmin_x ‖ μ − (φ(x) + Σ_{j<k} φ(p_j)) / k ‖, each row at most once. The picks depend on each other, so this
-    is a loop over picks; each pick looks at all rows at once.
+    p_k = argmin_x ‖ μ − (φ(x) + Σ_{j<k} φ(p_j)) / k ‖, each row at most once.
     """
     if not 1 <= count <= len(features):
         raise ValueError(f"count is {count}; herding {len(features)} rows needs 1 to {len(features)}")
@@ -99,40 +95,35 @@ def herd(features: Tensor, count: int) -> Tensor:
     return torch.stack(picks)
 
 
-def restore_generator(generator: torch.Generator | None, state: Tensor | None) -> None:
-    """Set a generator to a saved state; an error if that was saved on another kind of device."""
-    if generator is None or state is None:
-        return
-    if state.numel() != generator.get_state().numel():
-        raise ValueError(
-            f"the state's random numbers were not drawn on a {generator.device.type} device; load it there"
-        )
-    generator.set_state(state.cpu())
-
-
+@final
 class Buffer:
-    """At most ``capacity`` examples, each a row over named columns (say ``x``, ``y``, ``logits``, ``task``).
+    """Hold at most ``capacity`` examples, each a row over named columns (such as ``x``, ``y`` and ``logits``).
 
-    ``policy`` is ``reservoir`` (a uniform sample of all that was added) or ``balanced`` (equal shares of the classes in
-    column ``y``). The columns, their shapes and dtypes are fixed by the first batch; ``device=None`` keeps them where
-    that batch is. Random numbers come from ``generator``, or one of the buffer's own, started from ``seed``.
+        >>> buffer = Buffer(capacity=4)
+        >>> buffer.add({"x": torch.rand(10, 3), "y": torch.arange(10)})
+        >>> len(buffer), buffer.draw(2)["x"].shape
+        (4, torch.Size([2, 3]))
+
+    Args:
+        capacity: The number of examples it holds.
+        policy: "reservoir" (a uniform sample of all examples) or "balanced" (equal shares of the classes in ``y``).
+        device: Where the columns are. Default: where the first batch is. That batch also fixes the columns, their
+            shapes and their dtypes.
+        seed: The seed of the buffer's random numbers.
+        generator: Replaces the generator that ``seed`` starts.
     """
 
     def __init__(
         self,
         capacity: int,
         *,
-        policy: str = "reservoir",
+        policy: str = Memory.policy,
         device: torch.device | str | None = None,
-        seed: int = 0,
+        seed: int = Memory.seed,
         generator: torch.Generator | None = None,
     ) -> None:
-        check_value("capacity", capacity, int, least=1)
-        check_value("policy", policy, str, choices=POLICIES)
-        check_value("seed", seed, int, **SEED)
-        self.capacity = int(capacity)
-        self.policy = policy
-        self.seed = int(seed)
+        settings = Memory(capacity=capacity, policy=policy, seed=seed)
+        self.capacity, self.policy, self.seed = settings.capacity, settings.policy, settings.seed
         self.seen = 0
         self._device = None if device is None else torch.device(device)
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
@@ -144,13 +135,14 @@ class Buffer:
         return min(self.seen, self.capacity)
 
     def __getitem__(self, name: str) -> Tensor:
-        """A column's filled rows; a view, not a copy."""
+        """Return a view of a column's filled rows."""
         if name not in self._rows:
             raise KeyError(f"no column named {name!r}; the columns are {', '.join(self._rows) or 'not known yet'}")
         return self._rows[name][: len(self)]
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The names of the columns; empty before the first batch."""
         return tuple(self._rows)
 
     @property
@@ -160,59 +152,50 @@ class Buffer:
 
     @property
     def generator(self) -> torch.Generator:
-        """The buffer's own random numbers; there from the first batch on."""
+        """The buffer's random numbers, which start with the first batch."""
         if self._generator is None:
             raise ValueError("the buffer is empty: add examples first, its random numbers start with them")
         return self._generator
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
-        """An error if ``batch`` does not fit what is stored; changes nothing."""
+        """Raise an error if ``batch`` does not fit what is stored; change nothing."""
         if not isinstance(batch, Mapping):
             raise TypeError(f"a batch is a {type(batch).__name__}; it must be a mapping, {{column: tensor}}")
         if not batch:
             raise ValueError("a batch needs at least one column")
         for name, column in batch.items():
-            if not isinstance(column, Tensor) or not column.ndim:
-                got = (
-                    f"a tensor of shape {tuple(column.shape)}" if isinstance(column, Tensor) else type(column).__name__
-                )
-                hint = "; give several as a mapping, {name: tensor}" if name == "x" and got in ("list", "tuple") else ""
-                raise TypeError(f"column {name!r} is {got}; it must be a tensor with one row for each example{hint}")
-            if column.layout != torch.strided or column.dtype in (torch.uint16, torch.uint32, torch.uint64):
-                kind = column.dtype if column.layout == torch.strided else column.layout
-                wanted = "a signed or shorter one: x.to(torch.int32)" if kind == column.dtype else "dense: x.to_dense()"
-                raise TypeError(f"column {name!r} is {kind}, of which torch takes no rows; it must be {wanted}")
+            if not isinstance(column, Tensor) or not column.ndim or column.layout != torch.strided:
+                kind = type(column).__name__
+                hint = "; give several as a mapping, {name: tensor}" if kind in ("list", "tuple") else ""
+                if isinstance(column, Tensor):
+                    kind = f"a {str(column.layout).removeprefix('torch.')} tensor of shape {tuple(column.shape)}"
+                raise TypeError(f"column {name!r} is {kind}; it must be a dense tensor, one row per example{hint}")
         sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:
             raise ValueError(f"columns differ in length: {sizes}")
-        if self.policy == "balanced" and "y" not in batch:
-            raise ValueError(f"policy 'balanced' needs the labels as column 'y'; the columns are {', '.join(batch)}")
-        if self.policy == "balanced" and batch["y"].ndim != 1:
-            raise ValueError(f"policy 'balanced' needs a class for each example; y has shape {tuple(batch['y'].shape)}")
-        if not self._rows:
-            return
-        if set(batch) != set(self._rows):
+        if self.policy == "balanced" and ("y" not in batch or batch["y"].ndim != 1):
+            y = f"y has shape {tuple(batch['y'].shape)}" if "y" in batch else f"the columns are {', '.join(batch)}"
+            raise ValueError(f"policy 'balanced' needs the column 'y' with one class per example; {y}")
+        if self._rows and set(batch) != set(self._rows):
             raise ValueError(f"the buffer holds the columns {', '.join(self._rows)}; this batch has {', '.join(batch)}")
-        for name, column in batch.items():
-            row = self._rows[name]
+        for name, row in self._rows.items():
+            column = batch[name]
             if column.shape[1:] != row.shape[1:]:
-                raise ValueError(
-                    f"column {name!r} has examples of shape {tuple(column.shape[1:])}; "
-                    f"the buffer holds shape {tuple(row.shape[1:])}"
-                )
+                shape, held = tuple(column.shape[1:]), tuple(row.shape[1:])
+                raise ValueError(f"column {name!r} has examples of shape {shape}; the buffer holds shape {held}")
             if column.dtype != row.dtype:
                 raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {row.dtype}")
 
     @torch.no_grad()
     def add(self, batch: Mapping[str, Tensor]) -> None:
-        """Offer a batch of examples."""
+        """Offer a batch of examples, ``{column: tensor}``."""
         self.check(batch)
         self.write(batch)
         self.advance(len(next(iter(batch.values()))))
 
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor]) -> None:
-        """The part of ``add`` that is done on the device, and can be captured; ``check`` and ``advance`` are not."""
+        """Do the part of ``add`` that runs on the device and can be captured; ``check`` and ``advance`` cannot."""
         self._open(batch)
         size = len(next(iter(batch.values())))
         numbers = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
@@ -225,7 +208,7 @@ class Buffer:
             taken = host_reservoir_slots(numbers.tolist(), self.seen, self.capacity)
             if not taken:
                 return
-            slots = torch.tensor(list(taken.keys()), device="cpu")  # whatever torch's default
+            slots = torch.tensor(list(taken.keys()), device="cpu")  # whatever torch's default device
             rows = torch.tensor(list(taken.values()), device="cpu")
             batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
         elif kernels.can_serve(numbers) and size <= 256:
@@ -244,7 +227,7 @@ class Buffer:
 
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
-        """Put ``batch`` in place of everything held and seen, for memories that are rebuilt (herding)."""
+        """Replace everything held and seen by ``batch``, for memories that are rebuilt (herding)."""
         self.check(batch)
         size = len(next(iter(batch.values())))
         if size > self.capacity:
@@ -258,7 +241,7 @@ class Buffer:
         self._count()
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """``size`` examples without replacement, or all there are if fewer."""
+        """Return ``size`` examples drawn without replacement, or all if there are fewer."""
         if size < 1:
             raise ValueError(f"size is {size}; it must be 1 or more")
         if not len(self):
@@ -268,7 +251,7 @@ class Buffer:
         return {name: row.index_select(0, order) for name, row in self._rows.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data and tensors: all that is needed to go on exactly as if never stopped."""
+        """Return everything needed to continue exactly as without a stop, as tensors and plain data."""
         return {
             "capacity": self.capacity,
             "policy": self.policy,
@@ -279,6 +262,7 @@ class Buffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned; raise ``ValueError`` if it is of another buffer."""
         if missing := self.state_dict().keys() - state.keys():
             raise ValueError(f"the state of the buffer lacks {', '.join(sorted(missing))}")
         for name in ("capacity", "policy"):
@@ -286,10 +270,11 @@ class Buffer:
                 raise ValueError(f"the state has {name} {state[name]!r}; this buffer has {getattr(self, name)!r}")
         columns: dict[str, Tensor] = state["columns"]
         device = self._device or next((column.device for column in columns.values()), None)
-        if self._generator is None and device is not None and state["generator"] is not None:
-            self._generator = torch.Generator(device)
         if state["generator"] is not None:
-            restore_generator(self._generator, state["generator"])
+            if self._generator is None and device is not None:
+                self._generator = torch.Generator(device)
+            if self._generator is not None:
+                self._generator.set_state(state["generator"].cpu())
         elif self._generator is not None:
             self._generator.manual_seed(self.seed)
         self._rows = {}
@@ -302,12 +287,12 @@ class Buffer:
         self._count()
 
     def _open(self, batch: Mapping[str, Tensor]) -> None:
-        """On the first batch: settle the device, and allocate."""
+        """On the first batch, fix the device and allocate the columns."""
         if self._rows:
             return
         if self._device is None:
             self._device = next(iter(batch.values())).device
-        with torch.inference_mode(False):  # what is made within it could not be written to outside
+        with torch.inference_mode(False):  # its tensors cannot be written to outside of it
             for name, column in batch.items():
                 self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self._device)
             keys = self.capacity + 1 if self.policy == "balanced" else 0

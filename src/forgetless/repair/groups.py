@@ -1,17 +1,17 @@
-"""A network's parameters and float buffers, parted into named groups.
+"""Divide a network's parameters and float buffers into named groups.
 
 The three networks of the paper have tables. Any other ``nn.Module`` gets groups derived from module types and depth:
 
-    stem          the first layer, or all that comes before the first block (embeddings, class token, positions)
-    block1 …      by depth: the stages or repeated layers of the network, else one layer each
+    stem          the first layer, or everything before the first block (embeddings, class token, positions)
+    block1 …      by depth: the stages or repeated layers of the network, otherwise one layer each
     norm.affine   weights and biases of every normalisation layer
     norm.stats    their running mean and variance
     head          the last linear layer (or convolution)
     buffers       float buffers that belong to no normalisation layer
 
 Every tensor is in exactly one group; a tied weight is there once, under the first of its names. Names are those of
-``named_parameters()`` and ``named_buffers()`` of the network itself, without the prefix ``torch.compile`` or
-``DistributedDataParallel`` puts before them. A layer with adapters around it (peft) is one layer, adapters included.
+``named_parameters()`` and ``named_buffers()`` of the network itself, without the prefix of ``torch.compile`` or
+``DistributedDataParallel``. A layer with adapters around it (peft) is one layer, adapters included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from forgetless.networks import MLP, VGG11, ResNet
 
 Groups = dict[str, tuple[str, ...]]
 
-_WHOLE = ", which leaves each process a part of the weights; they must be whole, as with DistributedDataParallel"
+_SHARDED = ", so each process has only a part of the weights; use DistributedDataParallel, which leaves them whole"
 _BATCH_NORM = r"(.*\.)?(bn\d|shortcut\.1)"
 TABLES: Mapping[type[nn.Module], tuple[tuple[str, str], ...]] = {
     MLP: ((r"\1", r"(fc\d+)\..*"),),
@@ -45,27 +45,23 @@ TABLES: Mapping[type[nn.Module], tuple[tuple[str, str], ...]] = {
 }
 
 HEAD_NAMES = (
-    "head",
-    "heads",
-    "fc",
-    "classifier",
-    "lm_head",
-    "score",
-    "out",
-    "output",
-    "output_layer",
-    "logits",
-    "final",
-)
-
-
-DOUBTFUL = ("fc", "out", "output", "final")  # which also layers in the middle are called
+    "head", "heads", "fc", "classifier", "lm_head", "score", "out", "output", "output_layer", "logits", "final",
+)  # fmt: skip
+AMBIGUOUS = ("fc", "out", "output", "final")  # names that layers in the middle have too
 
 
 def groups(model: nn.Module, head: str | None = None) -> Groups:
-    """``{group: names of its tensors}``, a partition; groups in the order of depth, normalisation and head last.
+    """Return the groups of a network: body by depth, then normalisation, then the head.
 
-    ``head`` names the module of the output layer where it cannot be recognised.
+        >>> groups(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))["head"]
+        ('2.weight', '2.bias')
+
+    Args:
+        model: The network, compiled and wrapped ones included.
+        head: The module of the output layer, where it cannot be recognised.
+
+    Returns:
+        ``{group: names of its tensors}``, a partition.
     """
     network = unwrap(model)
     tensors = float_tensors(network)
@@ -78,21 +74,21 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
 
 
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and every float buffer by name, tied ones once; not what is no part of the network's state.
+    """Return every parameter and every float buffer by name, tied ones once.
 
-    Such buffers (``persistent=False``) are caches, as of positions, whose shape may follow the input's. Sparse
-    ones, as the edges of a graph, are left out too.
+    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input. Sparse buffers,
+    such as the edges of a graph, are left out too.
     """
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
         if hasattr(tensor, "device_mesh"):  # DTensor
-            raise ValueError(f"parameter {name} is sharded{_WHOLE}")
+            raise ValueError(f"parameter {name} is sharded{_SHARDED}")
     modules = list(network.named_modules())
     for path, module in modules:
         if type(module).__name__ == "FullyShardedDataParallel":
-            raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_WHOLE}")
+            raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_SHARDED}")
     caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
     buffers = ((name, buffer) for name, buffer in network.named_buffers() if name not in caches)
     dense = ((name, buffer) for name, buffer in buffers if buffer.layout == torch.strided)
@@ -100,14 +96,14 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def counts(model: nn.Module, groups: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Parameters in each group; buffers, such as batch-norm statistics, do not count as parameters."""
+def parameter_counts(model: nn.Module, groups: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Return the number of parameters in each group; buffers, such as batch-norm statistics, do not count."""
     sizes = {name: parameter.numel() for name, parameter in unwrap(model).named_parameters()}
     return {group: sum(sizes.get(name, 0) for name in names) for group, names in groups.items()}
 
 
 def is_norm(module: nn.Module) -> bool:
-    """A normalisation layer: one of torch's, also inherited from, or a leaf whose class and weights look like one."""
+    """Return whether a module is a normalisation layer: one of torch's or a subclass, or a leaf that looks like one."""
     if parametrize.is_parametrized(module):
         return False
     if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
@@ -117,15 +113,16 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def statistics(path: str, module: nn.Module) -> set[str]:
-    """Names of the running statistics of a normalisation layer, its float buffers; none of another module."""
-    if not is_norm(module) or "parametrizations" in path.split("."):  # a spectral norm's vectors are its weight's
+    """Return the names of the running statistics of a normalisation layer; none for another module."""
+    if not is_norm(module) or "parametrizations" in path.split("."):  # a spectral norm's vectors belong to its weight
         return set()
-    own = ((n, b) for n, b in module.named_buffers(recurse=False) if n not in module._non_persistent_buffers_set)
-    return {joined(path, name) for name, tensor in own if tensor.is_floating_point()}
+    caches = module._non_persistent_buffers_set
+    buffers = ((name, buffer) for name, buffer in module.named_buffers(recurse=False) if name not in caches)
+    return {joined(path, name) for name, buffer in buffers if buffer.is_floating_point()}
 
 
 def _by_table(tensors: Mapping[str, Tensor], table: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
-    """Groups by the first pattern that fits a name; none at all if a name fits none, as in a subclass with more."""
+    """Return groups by the first pattern that fits a name; none if a name fits no pattern, as in a larger subclass."""
     parts: dict[str, list[str]] = {}
     for name in tensors:
         matches = ((re.fullmatch(pattern, name), group) for group, pattern in table)
@@ -137,16 +134,19 @@ def _by_table(tensors: Mapping[str, Tensor], table: tuple[tuple[str, str], ...])
 
 
 def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None) -> dict[str, list[str]]:
+    """Return groups derived from module types and depth."""
     parameters = {name for name, _ in network.named_parameters()}
     owner: dict[str, str] = {}  # tensor -> group, for the groups that module types decide
     for path, module in network.named_modules():
         if is_norm(module) and "parametrizations" not in path.split("."):  # not the _SpectralNorm of a layer's weight
-            for name in _own(path, module, tensors):
-                owner[name] = "norm.affine" if name in parameters else "norm.stats"
+            names = [*dict(module.named_parameters(recurse=False)), *dict(module.named_buffers(recurse=False))]
+            for name in [joined(path, name) for name in names]:
+                if name in tensors:
+                    owner[name] = "norm.affine" if name in parameters else "norm.stats"
     owner.update((name, "buffers") for name in tensors if name not in parameters and name not in owner)
     path = _head(network, head)
-    own = {id(tensor) for tensor in network.get_submodule(path).parameters()}
-    owner.update((name, "head") for name, tensor in tensors.items() if id(tensor) in own)
+    of_head = {id(tensor) for tensor in network.get_submodule(path).parameters()}
+    owner.update((name, "head") for name, tensor in tensors.items() if id(tensor) in of_head)
 
     body = [name for name in tensors if name not in owner]
     units: dict[str, list[str]] = {}
@@ -166,7 +166,9 @@ def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None
 
 
 def _head(network: nn.Module, head: str | None) -> str:
-    """The path of the output layer: as given, or the last linear one below a child of a usual name, or of all."""
+    """Return the path of the output layer: ``head``, or the last linear layer below a child with a usual name, or of
+    the whole network.
+    """
     paths = {path for path, _ in network.named_modules()}
     if head is not None:
         if head not in paths or not any(True for _ in network.get_submodule(head).parameters()):
@@ -192,13 +194,13 @@ def _head(network: nn.Module, head: str | None) -> str:
         return last
     raise ValueError(
         f"{type(network).__name__} has no recognisable head: its last layer with parameters is not a linear layer or a "
-        "convolution of its own. Name the module of the output layer, head='…', or give the groups, "
+        "convolution outside of repeated blocks. Name the module of the output layer, head='…', or give the groups, "
         "grouping={group: names}"
     )
 
 
 def _copies(network: nn.Module) -> list[str]:
-    """Paths of children that are no part of what is trained: averages of it, or a whole network frozen beside it."""
+    """Return the paths of children that are not trained: averages of the network, or a frozen network beside it."""
     children = list(network.named_children())
     frozen = [not any(p.requires_grad for p in child.parameters()) for _, child in children]
     return [
@@ -210,7 +212,7 @@ def _copies(network: nn.Module) -> list[str]:
 
 
 def _feeds_a_matrix(network: nn.Module, path: str) -> bool:
-    """Whether a module around a layer has a matrix of its own that could be multiplied with what the layer gives."""
+    """Return whether a module around a layer has a matrix of its own that could multiply the layer's output."""
     width = getattr(network.get_submodule(path), "out_features", None)
     parts = path.split(".") if path else []
     around = [network.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
@@ -218,10 +220,10 @@ def _feeds_a_matrix(network: nn.Module, path: str) -> bool:
 
 
 def _last_of_chain(network: nn.Module, path: str, inside: str) -> str:
-    """The layer at ``path``, or where it is called as layers in the middle are too, the last linear one it feeds."""
+    """Return ``path``, or if its name is ambiguous, the last linear layer that it feeds."""
     layer, children = network.get_submodule(path), list(network.get_submodule(inside).named_children())
     names = [name for name, _ in children]
-    if (name := _child(path, inside)) not in DOUBTFUL or name not in names:
+    if (name := _child(path, inside)) not in AMBIGUOUS or name not in names:
         return path
     for later, child in children[names.index(name) + 1 :]:
         if isinstance(layer, nn.Linear) and isinstance(child, nn.Linear) and child.in_features == layer.out_features:
@@ -230,7 +232,7 @@ def _last_of_chain(network: nn.Module, path: str, inside: str) -> str:
 
 
 def _wrapped(network: nn.Module) -> str:
-    """The path of what a network only wraps, as peft's models do: of its only child, as long as it has one only."""
+    """Return the path of the network inside modules that only wrap it, as peft's models do."""
     path, children = "", list(network.named_children())
     while len(children) == 1 and not any(True for _ in network.parameters(recurse=False)):
         name, network = children[0]
@@ -240,12 +242,12 @@ def _wrapped(network: nn.Module) -> str:
 
 
 def _child(path: str, parent: str) -> str:
-    """The name of the child of ``parent`` in which ``path`` lies."""
+    """Return the name of the child of ``parent`` that contains ``path``."""
     return path.removeprefix(f"{parent}." if parent else "").split(".")[0]
 
 
 def _adapted(module: nn.Module) -> nn.Module | None:
-    """The layer inside adapters of peft's, or beside the copy of it that is trained in its place."""
+    """Return the layer inside peft's adapters, or beside the copy that is trained in its place."""
     children = dict(module.named_children())
     layer = children.get("base_layer", children.get("original_module"))
     return None if layer is None or _is_composite(layer) else layer
@@ -259,7 +261,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _units(module: nn.Module, path: str, body: set[str]) -> Iterator[str]:
-    """Paths of the parts of the body, in order: stages or repeated layers where there are any, else single layers."""
+    """Yield the paths of the parts of the body, in order: stages or repeated layers, otherwise single layers."""
     yield from (joined(path, name) for name, _ in module.named_parameters(recurse=False))
     children = [(joined(path, name), child) for name, child in module.named_children()]
     children = [(part, child) for part, child in children if any(_below(tensor, part) for tensor in body)]
@@ -274,7 +276,7 @@ def _units(module: nn.Module, path: str, body: set[str]) -> Iterator[str]:
 
 
 def _has_repeated(module: nn.Module) -> bool:
-    """Whether somewhere below there are two or more sibling modules of one type that have children themselves."""
+    """Return whether a module contains two or more sibling modules of one type that have children themselves."""
     if not _is_composite(module):
         return False
     kinds = Counter(type(child) for child in module.children() if _is_composite(child))
@@ -282,9 +284,9 @@ def _has_repeated(module: nn.Module) -> bool:
 
 
 def _first_block(units: Sequence[nn.Module | None]) -> int:
-    """Where the stem ends: at the first composite unit after the first unit, else after that one.
+    """Return where the stem ends: at the first composite unit after the first unit, otherwise after that one.
 
-    There is no stem where the first unit is already one of the repeated layers, as in T5, whose embedding is its head.
+    There is no stem if the first unit is one of the repeated layers, as in T5, whose embedding is its head.
     """
     kinds = [type(unit) if unit and _is_composite(unit) else None for unit in units]
     usual = max(filter(None, kinds), key=kinds.count, default=None)
@@ -294,7 +296,7 @@ def _first_block(units: Sequence[nn.Module | None]) -> int:
 
 
 def _in_repeated(network: nn.Module, path: str, copies: Sequence[str]) -> bool:
-    """Whether a module is part of one of several sibling layers of one type, and so no layer of its own."""
+    """Return whether a module is part of one of several sibling layers of one type."""
     parts = path.split(".") if path else []
     for i in range(len(parts)):
         above = ".".join(parts[:i])
@@ -307,16 +309,10 @@ def _in_repeated(network: nn.Module, path: str, copies: Sequence[str]) -> bool:
 
 
 def _is_composite(module: nn.Module) -> bool:
-    """Whether it is made of other modules; a layer with a parametrization or with adapters is one layer."""
+    """Return whether a module contains others; a layer with a parametrization or adapters is one layer."""
     if _adapted(module) is not None:
         return False
     return any(name != "parametrizations" for name, _ in module.named_children())
-
-
-def _own(path: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
-    names = [joined(path, name) for name, _ in module.named_parameters(recurse=False)]
-    names += [joined(path, name) for name, _ in module.named_buffers(recurse=False)]
-    return [name for name in names if name in tensors]
 
 
 def _below(name: str, path: str) -> bool:
@@ -324,7 +320,7 @@ def _below(name: str, path: str) -> bool:
 
 
 def _sorted(parts: Mapping[str, list[str]]) -> Groups:
-    """Body by depth, then normalisation, then the head, then what is left."""
+    """Return the groups in order: body by depth, normalisation, head, other buffers."""
 
     def key(group: str) -> tuple[int, int]:
         stem, number = re.fullmatch(r"(.*?)(\d*)", group).groups()  # type: ignore[union-attr]

@@ -14,21 +14,33 @@ class Group:
     """One line of a profile."""
 
     name: str
-    sensitivity: float | None  # S_g; None before a shift of the data was seen, or where all is frozen
+    sensitivity: float | None  # S_g; None before the first shift of the data, or where the whole group is frozen
     parameters: int  # that are not frozen
-    share: float  # of all parameters of the network, frozen ones too
+    share: float  # of all parameters of the network, including frozen ones
     chosen: bool
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Which groups of parameters move when the data shifts, and which of them are finetuned."""
+    """Which groups of parameters move when the data shifts, and which of them are finetuned.
+
+        >>> print(Profile((Group("body", 0.5, 90, 0.9, False), Group("head", 1.5, 10, 0.1, True)), comparisons=4))
+        group      S_g    parameters     share  chosen
+        body     0.500            90   90.000%
+        head     1.500            10   10.000%  yes
+        chosen: 10.000% of the parameters; shifts of the data compared: 4
+
+    Args:
+        groups: The groups of the network.
+        comparisons: The number of comparisons of consecutive tasks over which the sensitivities are averaged.
+    """
 
     groups: tuple[Group, ...]
-    comparisons: int  # of consecutive tasks, of which the sensitivities are the mean
+    comparisons: int
 
     @property
     def chosen(self) -> tuple[str, ...]:
+        """The names of the chosen groups."""
         return tuple(group.name for group in self.groups if group.chosen)
 
     @property
@@ -37,6 +49,7 @@ class Profile:
         return sum(group.share for group in self.groups if group.chosen)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the profile as plain data."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -52,7 +65,7 @@ class Profile:
         return "\n".join(lines)
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """A bar for each group's S_g, the chosen ones filled. Needs matplotlib, the extra ``forgetless[plot]``."""
+        """Draw a bar for the S_g of each group, with the chosen ones filled. Needs the extra ``forgetless[plot]``."""
         if axes is None:
             from matplotlib.figure import Figure
 

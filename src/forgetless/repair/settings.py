@@ -1,11 +1,31 @@
-"""The settings of a repair: FPF and k-FPF. Imports no torch."""
+"""The settings of a repair: the buffer, the tracking, and the finetuning of FPF and k-FPF. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from forgetless.config.fields import Checked, setting
+from forgetless.config.catalogue import POLICIES
+from forgetless.config.fields import SEED, Checked, setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Checked):
+    """What a buffer holds."""
+
+    capacity: int = setting(500, "Examples the buffer holds.", least=1)
+    policy: str = setting(
+        "reservoir", "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
+    )
+    seed: int = setting(0, "Seed of the buffer and of the draws from it.", **SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tracking(Checked):
+    """How the changes of the parameters are followed in a user's loop."""
+
+    window: int = setting(20, "Training steps whose changes are compared; they replace the paper's epochs.", least=1)
+    detect: bool = setting(True, "Detect the shifts of the data from the changes of the parameters.")
 
 
 @dataclass(frozen=True)

@@ -1,42 +1,42 @@
-"""Remembers where the parameters were, and writes down how far they have moved.
+"""Follow how far the parameters of a network move from epoch to epoch and from task to task.
 
-``Tracker.mark()`` ends an epoch, or a window of steps that stands for one; ``boundary()`` says that a new task begins.
-Each mark gives a row of changes since the mark before, and, where the previous task had an epoch of the same number, a
-row of changes since then (the paper's C_ℓ). Rows stay on the device until they are read.
+``Tracker.mark()`` ends an epoch, or a window of steps that replaces one. ``boundary()`` says that a new task begins.
+Each mark adds a row of changes since the previous mark. Where the previous task had an epoch of the same number, it
+also adds a row of changes since then (the paper's C_ℓ). Rows stay on the device until they are read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.repair import sensitivity as dynamics
+from forgetless.repair import sensitivity
 from forgetless.repair.groups import float_tensors
 
 REPLACED = (
-    ". A network with a layer replaced or added needs an FPF of its own, made after that; it can take over the "
-    "examples: new.buffer.load_state_dict(old.buffer.state_dict())"
+    ". After a layer was replaced or added, make a new FPF; it can take over the examples: "
+    "new.buffer.load_state_dict(old.buffer.state_dict()). A buffer whose shape follows the batch needs persistent=False"
 )
-FOLLOWS = ". A buffer that follows the batch is no part of what is learned: register it with persistent=False"
 
 
 class Row(NamedTuple):
-    """The changes of all tensors, in the tracker's order, up to the end of this epoch of this task (both from 1)."""
+    """The changes of all tensors, in the tracker's order, up to the end of an epoch of a task (both from 1)."""
 
     task: int
     epoch: int
     changes: Tensor
 
 
+@final
 class Tracker:
-    """Follows the tensors ``names`` of a network through tasks and epochs.
+    """Follow the tensors ``names`` of a network through tasks and epochs.
 
-    Task-to-task changes are taken at the first ``epochs`` epochs of each task (1: the paper's early epochs; None: all).
-    Memory: one copy of the tensors, and one for each of those epochs. ``keep`` bounds the rows held (None: all).
+    The first ``epochs`` epochs of a task are compared with those of the previous task (1: the paper's early epochs;
+    None: all). Memory: one copy of the tensors, plus one for each of those epochs. ``keep`` bounds the rows held.
     ``agree`` is applied to the changes of each row; several processes take their mean.
     """
 
@@ -50,7 +50,7 @@ class Tracker:
     ) -> None:
         self._network = network
         self.names = tuple(names)
-        self._known = {name for name, _ in network.named_parameters()}
+        self._parameters = {name for name, _ in network.named_parameters()}
         self._epochs = epochs
         self._agree = agree
         self.task = 1
@@ -58,40 +58,41 @@ class Tracker:
         self.between_epochs: deque[Row] = deque(maxlen=keep)
         self.between_tasks: deque[Row] = deque(maxlen=keep)
         self._last: dict[str, Tensor] | None = None
-        self._first: dict[int, tuple[int, dict[str, Tensor]]] = {}  # epoch -> the latest task that reached it, snapshot
+        self._first: dict[int, tuple[int, dict[str, Tensor]]] = {}  # epoch -> the last task that reached it, snapshot
 
     @torch.no_grad()
     def snapshot(self) -> dict[str, Tensor]:
+        """Return a copy of the tensors."""
         tensors = float_tensors(self._network)
         for name in self.names:
             if name not in tensors:
                 raise ValueError(f"the network no longer has {name}, which is being tracked{REPLACED}")
         for name, tensor in tensors.items():
-            if tensor.requires_grad and name not in self._known:
+            if tensor.requires_grad and name not in self._parameters:
                 raise ValueError(f"the network has {name}, which it did not have when tracking began{REPLACED}")
         return {name: tensors[name].detach().clone() for name in self.names}
 
     def start(self) -> None:
-        """Count the next row's changes from here."""
+        """Measure the next row's changes from the present weights."""
         self._last = self.snapshot()
 
     @torch.no_grad()
     def leave_out(self, moved: Mapping[str, Tensor]) -> None:
-        """Tensors were moved so far by a finetuning, which the next row's changes leave out."""
+        """Exclude from the next row how far a finetuning moved these tensors."""
         if self._last is not None:
-            moved = {name: change for name, change in moved.items() if name in self._last}
-            self._last = self._last | {name: self._last[name] + change for name, change in moved.items()}
+            shifted = {name: self._last[name] + by for name, by in moved.items() if name in self._last}
+            self._last = self._last | shifted
 
     def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
-        """End an epoch; gives the row of changes since the last mark, or None where nothing came before it.
+        """End an epoch and return the row of changes since the last mark; None if nothing came before it.
 
-        ``begins_task`` may look at that row and say that this epoch was already the first of a new task.
+        ``begins_task`` decides from the row whether this epoch was already the first of a new task.
         """
         self.epoch += 1
         now = self.snapshot()
         row = None
         if self._last is not None:
-            row = Row(self.task, self.epoch, self._agree(self._row(now, self._last)))
+            row = Row(self.task, self.epoch, self._agree(self._changes(now, self._last)))
             if begins_task is not None and begins_task(row):
                 self.boundary()
                 self.epoch = 1
@@ -101,29 +102,24 @@ class Tracker:
         if self._epochs is None or self.epoch <= self._epochs:
             task, before = self._first.get(self.epoch, (self.task, now))
             if task == self.task - 1:
-                self.between_tasks.append(Row(self.task, self.epoch, self._agree(self._row(now, before))))
+                self.between_tasks.append(Row(self.task, self.epoch, self._agree(self._changes(now, before))))
             self._first[self.epoch] = (self.task, now)
         return row
 
-    def _row(self, now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
-        before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
-        try:
-            values = list(dynamics.changes(now, before).values())
-        except ValueError as error:  # another shape
-            weights = dict(self._network.named_parameters())
-            replaced = any(now[name].shape != value.shape for name, value in before.items() if name in weights)
-            raise ValueError(f"{error}{REPLACED if replaced else FOLLOWS}") from None
-        return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
-
     def boundary(self) -> None:
-        """A new task begins: the next mark ends its first epoch."""
+        """Begin a new task: the next mark ends its first epoch."""
         self.task += 1
         self.epoch = 0
 
-    def task_changes(self) -> dict[str, float]:
-        """C of each tensor: the mean over all rows between tasks; empty while there is none. The host waits here.
+    def by_tensor(self, row: Row) -> dict[str, float]:
+        """Return the changes of a row by name. Synchronises with the GPU."""
+        return dict(zip(self.names, row.changes.tolist(), strict=True))
 
-        Rows with a number that is not finite, of weights that were put back since say, count only if all are such.
+    def task_changes(self) -> dict[str, float]:
+        """Return C of each tensor: the mean over all rows between tasks. Synchronises with the GPU.
+
+        The result is empty while there is no such row. Rows that are not finite, of weights that were reset since,
+        count only if all rows are such.
         """
         if not self.between_tasks:
             return {}
@@ -134,6 +130,7 @@ class Tracker:
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the rows and snapshots, as tensors and plain data."""
         return {
             "task": self.task,
             "epoch": self.epoch,
@@ -145,21 +142,10 @@ class Tracker:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what ``state_dict`` returned; raise ``ValueError`` if it is of another network."""
         tensors = float_tensors(self._network)
-
-        def here(snapshot: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            if set(snapshot) <= tensors.keys() and (other := sorted(set(snapshot) ^ set(self.names))):
-                tracked = "followed" if other[0] in snapshot else "did not follow"
-                raise ValueError(
-                    f"the state is of a run that {tracked} {other[0]}: make this while the same parameters are frozen "
-                    "as were there, and freeze others afterwards"
-                )
-            if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
-                raise ValueError("the state was saved from another network: its tensors have other names or shapes")
-            return {name: torch.empty_like(tensors[name]).copy_(value) for name, value in snapshot.items()}
-
-        last = None if state["last"] is None else here(state["last"])
-        first = {epoch: (task, here(snapshot)) for epoch, (task, snapshot) in state["first"].items()}
+        last = None if state["last"] is None else self._fitted(state["last"], tensors)
+        first = {epoch: (task, self._fitted(snapshot, tensors)) for epoch, (task, snapshot) in state["first"].items()}
         device = tensors[self.names[0]].device
         self.task, self.epoch, self._last, self._first = state["task"], state["epoch"], last, first
         for name in ("between_epochs", "between_tasks"):
@@ -167,38 +153,20 @@ class Tracker:
             rows.clear()
             rows.extend(Row(task, epoch, values.to(device, copy=True)) for task, epoch, values in state[name])
 
+    def _changes(self, now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
+        before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
+        try:
+            values = list(sensitivity.changes(now, before).values())
+        except ValueError as error:  # another shape
+            raise ValueError(f"{error}{REPLACED}") from None
+        return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
 
-class Detector:
-    """``dynamics.boundaries`` one window at a time: remembers the recent windows and the highest of the task."""
-
-    def __init__(
-        self, settle: int = dynamics.SETTLE, jump: float = dynamics.JUMP, floor: float = dynamics.FLOOR
-    ) -> None:
-        self._jump, self._floor = jump, floor
-        self._recent: deque[list[float]] = deque(maxlen=settle)
-        self._highest: list[float] = []
-
-    def see(self, row: Sequence[float]) -> bool:
-        """Whether this window begins a new task."""
-        if not dynamics.counts(row):
-            return False
-        settled = len(self._recent) == self._recent.maxlen
-        begins = settled and dynamics.is_boundary(row, list(self._recent), self._highest, self._jump, self._floor)
-        if begins:
-            self.restart()
-        self._recent.append(list(row))
-        self._highest = [max(pair) for pair in zip(row, self._highest or row, strict=True)]
-        return begins
-
-    def restart(self) -> None:
-        """Forget the windows seen: a boundary was told, or a finetuning has come between."""
-        self._recent.clear()
-        self._highest = []
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"recent": [list(row) for row in self._recent], "highest": list(self._highest)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.restart()
-        self._recent.extend(list(row) for row in state["recent"])
-        self._highest = list(state["highest"])
+    def _fitted(self, snapshot: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a saved snapshot on the network's devices, checked against its tensors."""
+        if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
+            other = ", ".join(sorted(set(snapshot) ^ set(self.names))[:1]) or "a shape"
+            raise ValueError(
+                f"the state was saved from another network, or with other parameters frozen: {other} differs. Freeze "
+                "the same parameters before loading it, and others afterwards"
+            )
+        return {name: torch.empty_like(tensors[name]).copy_(value) for name, value in snapshot.items()}

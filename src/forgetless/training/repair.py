@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from forgetless.compute.flops import training_flops
 from forgetless.methods.learner import Learner
-from forgetless.repair import finetune as finetuning
-from forgetless.repair.selection import Selection
+from forgetless.repair.finetune import Finetuning
+from forgetless.repair.freezing import only, unfrozen
+from forgetless.repair.objective import Objective
+from forgetless.repair.randomness import draw_seed
+from forgetless.repair.repairer import Repairer
 from forgetless.repair.settings import Finetune
-from forgetless.repair.tracker import Row, Tracker
+from forgetless.repair.tracker import Row
 from forgetless.training.events import Event, Repaired, Stepped, Waiting
 
-PROGRESS = 10  # steps between two events of progress; runs in turns on one GPU change at them
-EARLY = 10  # epochs of a task that are compared with those of the task before, each from a copy of the weights
+PROGRESS = 10  # steps between two events of progress; runs that share a GPU take turns at them
+EARLY = 10  # epochs of a task that are compared with those of the previous task, each from a copy of the weights
 
 
+@final
 class Repair:
-    """FPF and k-FPF beside a method: what moved, what is chosen, and its finetuning."""
+    """The repairs of a run: a ``Repairer`` whose finetunings are events, can be resumed, and count as FLOPs.
+
+    Without ``settings`` the run only tracks the network. ``generator`` draws the batches of a finetuning.
+    """
 
     def __init__(
         self, network: nn.Module, learner: Learner, settings: Finetune | None, generator: torch.Generator
     ) -> None:
         self._network, self._learner, self._generator = network, learner, generator
-        self._settings = settings
-        groups = "auto" if settings is None else settings.groups
-        self.selection = Selection(network, groups, 1.0 if settings is None else settings.threshold)
-        self.tracker = Tracker(network, self.selection.tracked, epochs=EARLY, keep=None)
-        self._run: finetuning.Finetuning | None = None  # the finetuning that is under way, of these groups
-        self._chosen: tuple[str, ...] = ()
-        self._moved: dict[str, Tensor] = {}  # how far the last one has moved what was chosen
+        self._settings = settings or Finetune()
+        objective = Objective(learner.augmenting(self._settings.pad), forward=learner.engine.forward)
+        self._repairer = Repairer(network, self._settings, objective, epochs=EARLY, keep=None)
+        self.selection, self.tracker = self._repairer.selection, self._repairer.tracker
+        self._run: Finetuning | None = None  # the finetuning under way, of these groups
+        self._groups: tuple[str, ...] = ()
+        self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
 
     def groups(self, row: Row) -> dict[str, float]:
-        return self.selection.by_group(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
+        """Return the change of each group in a row."""
+        return self.selection.by_group(self.tracker.by_tensor(row))
 
     def weights(self, row: Row) -> list[float]:
-        """The changes of all but statistics, by which a boundary is told, as ``FPF`` tells it."""
-        return self.selection.of_weights(dict(zip(self.tracker.names, row.changes.tolist(), strict=True)))
+        """Return the changes in a row of all tensors but statistics, from which ``FPF`` detects shifts."""
+        return self.selection.weight_changes(self.tracker.by_tensor(row))
 
     def tensor_changes(self) -> dict[str, list[float]]:
-        """How far each tensor moved from one task to the next: a value for each pair of tasks, mean over epochs."""
+        """Return how far each tensor moved between tasks: one value per pair of tasks, the mean over epochs."""
         by_task: dict[int, list[Tensor]] = {}
         for row in self.tracker.between_tasks:
             by_task.setdefault(row.task, []).append(row.changes)
@@ -51,17 +59,15 @@ class Repair:
         return {name: [values[i] for values in means] for i, name in enumerate(self.tracker.names)}
 
     def run(self, step: int, task: int, epoch: int) -> Generator[Event, None, Repaired | None]:
-        """One finetuning, if groups are chosen or can be by now."""
-        settings, learner = self._settings, self._learner
-        assert settings is not None
+        """Finetune the chosen groups, if any; yield progress and return what was done."""
+        learner = self._learner
         if self._run is None:
-            chosen = self.selection.movable(self.selection.choice(self.tracker.task_changes()))
-            if not chosen:
+            groups = self._repairer.choose().movable
+            if not groups:
                 return None
-            # What draws from torch's global random numbers, dropout say, starts from a number of this generator's.
-            learner.engine.seed(int(torch.randint(2**31, (), generator=self._generator, device=learner.device)))
-            self._begin(chosen)
-        run, chosen = self._run, self._chosen
+            learner.engine.seed(draw_seed(self._generator))  # of dropout and others that use torch's global state
+            self._begin(groups)
+        run, groups = self._run, self._groups
         assert run is not None
         while run.left:
             run.advance(PROGRESS)
@@ -72,55 +78,41 @@ class Repair:
         self._moved = run.moved()
         learner.finetuned = True
         self._run = None
-        return Repaired(step, chosen, done.losses[0], done.losses[-1])
+        return Repaired(step, groups, done.losses[0], done.losses[-1])
 
     def count(self, done: Repaired) -> None:
-        """The finetuning is part of the run: it has its cost, its choice stays, its changes are not the training's."""
-        assert self._settings is not None
+        """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
         self._learner.ledger.add("finetune", self._cost(self.selection.names(done.groups)), self._settings.steps)
-        self.selection.chosen = done.groups
-        self.tracker.leave_out(self._moved)
-
-    def _begin(self, chosen: tuple[str, ...]) -> None:
-        settings, learner = self._settings, self._learner
-        assert settings is not None
-        self._chosen = chosen
-        self._run = finetuning.Finetuning(
-            self._network,
-            learner.buffer,
-            self.selection.names(chosen),
-            settings.steps,
-            settings.lr,
-            settings.distill,
-            batch=settings.batch,
-            augment=learner.augmenting(settings.pad),
-            forward=learner.engine.forward,
-            generator=self._generator,
-            engine=learner.engine,
-        )
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Of the finetuning that is under way, if there is one."""
-        return None if self._run is None else {"chosen": list(self._chosen), **self._run.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        if state is not None:
-            self._begin(tuple(state["chosen"]))
-            assert self._run is not None
-            self._run.load_state_dict(state)
+        self._repairer.accept(done.groups, self._moved)
 
     @property
     def under_way(self) -> bool:
+        """Whether a finetuning is under way."""
         return self._run is not None
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Return the state of the finetuning under way, if there is one."""
+        return None if self._run is None else {"chosen": list(self._groups), **self._run.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Resume the finetuning that was under way, if there was one."""
+        if state is not None:
+            self._begin(tuple(state["chosen"])).load_state_dict(state)
+
+    def _begin(self, groups: tuple[str, ...]) -> Finetuning:
+        names, learner = self.selection.names(groups), self._learner
+        assert learner.buffer is not None
+        self._run = self._repairer.begin(names, learner.buffer, self._generator, engine=learner.engine)
+        self._groups = groups
+        return self._run
+
     def _cost(self, names: list[str]) -> int:
-        """FLOPs of one step, counted once for each choice and batch."""
-        settings = self._settings
-        assert settings is not None
-        size = min(settings.batch, len(self._learner.buffer))
-        chosen = finetuning.unfrozen(self._network, names)
+        """Return the FLOPs of one step, counted once per choice and batch size."""
+        assert self._learner.buffer is not None
+        size = min(self._settings.batch, len(self._learner.buffer))
+        chosen = unfrozen(self._network, names)
         key, costs = ("finetune", chosen, size), self._learner.costs
         if key not in costs:
-            with finetuning.only(self._network, chosen):
+            with only(self._network, chosen):
                 costs[key] = training_flops(self._network, self._learner.zero_inputs(size))
         return costs[key]

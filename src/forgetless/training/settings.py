@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forgetless.config.catalogue import POLICIES, PRECISIONS
 from forgetless.config.fields import SEED, Checked, setting
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import Finetune, Memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,9 @@ class TrainSettings(Checked):
     )
     lr: float = setting(0.1, "Learning rate.", above=0, recorded="always")
     weight_decay: float = setting(0.0, "Weight decay.", least=0, recorded="always")
-    buffer: int = setting(500, "Examples the buffer holds.", least=0, recorded="always")
+    buffer: int = setting(Memory.capacity, "Examples the buffer holds.", least=0, recorded="always")
     policy: str = setting(
-        "reservoir", "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
+        Memory.policy, "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
     )
     finetune: Finetune | None = setting(
         None, "FPF or k-FPF: see Finetune.", expects="Finetune(…), Finetune.k_fpf(…) or None", recorded="never"

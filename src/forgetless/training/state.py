@@ -18,7 +18,7 @@ from forgetless.methods.learner import Learner
 from forgetless.methods.loader import Loader
 from forgetless.networks.mlp import MLP
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.sensitivity import boundaries
+from forgetless.repair.shifts import boundaries
 from forgetless.training.clock import Clock
 from forgetless.training.evaluation import Accuracies
 from forgetless.training.events import EpochLoss, GroupChanges, Repaired, Result

@@ -1,0 +1,225 @@
+"""The repair engine: track what moves, detect shifts, choose what forgets, and finetune it when it is due.
+
+``FPF`` drives it step by step in a user's loop, ``training.repair`` epoch by epoch in the benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from forgetless.compute.distributed import Processes
+from forgetless.compute.engine import Engine
+from forgetless.compute.modules import unwrap
+from forgetless.repair.buffer import Buffer
+from forgetless.repair.finetune import Finetuned, Finetuning
+from forgetless.repair.freezing import resting
+from forgetless.repair.objective import Objective
+from forgetless.repair.profile import Profile
+from forgetless.repair.randomness import untouched_randomness
+from forgetless.repair.selection import Selection
+from forgetless.repair.settings import Finetune, Tracking
+from forgetless.repair.shifts import Detector
+from forgetless.repair.tracker import Row, Tracker
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a finetuning would move now."""
+
+    groups: tuple[str, ...]  # the chosen groups, including those that are frozen for now
+    movable: tuple[str, ...]  # those that are not frozen
+    names: tuple[str, ...]  # the tensors of the latter
+
+
+@final
+class Repairer:
+    """The policy of FPF and k-FPF for one network: which groups are finetuned, when, and how.
+
+    With ``tracking``, ``advance`` counts steps, ends windows and detects shifts. Without it, the caller ends epochs by
+    ``tracker.mark()`` and begins tasks by ``tracker.boundary()``. ``grouping`` and ``head`` are those of ``Selection``;
+    ``epochs``, ``keep`` and ``agree`` are those of ``Tracker``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Finetune,
+        objective: Objective,
+        *,
+        tracking: Tracking | None = None,
+        grouping: Mapping[str, Collection[str]] | None = None,
+        head: str | None = None,
+        epochs: int = 1,
+        keep: int | None = 1000,
+        agree: Callable[[Tensor], Tensor] = lambda changes: changes,
+    ) -> None:
+        self.model, self.settings, self.objective, self.tracking = model, settings, objective, tracking
+        network = unwrap(model)
+        self.selection = Selection(network, settings, grouping, head)
+        self.tracker = Tracker(network, self.selection.tracked, epochs, keep, agree)
+        self._detector = Detector() if tracking is not None and tracking.detect else None
+        self.step = 0
+        self.finetunings = 0
+        self.shifts: list[int] = []  # the steps after which the data shifted, as announced or detected
+        self._steps_of_window = 0
+        self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
+
+    def advance(self) -> bool:
+        """Count a training step, end its window if it is full, and return whether a finetuning is due."""
+        assert self.tracking is not None
+        self.step += 1
+        self._steps_of_window += 1
+        ends = self._steps_of_window >= self.tracking.window
+        network = unwrap(self.model)
+        if network.training and (self.step == 1 or ends):
+            self._resting = resting(network)
+        if ends:
+            self._mark()
+        return self.settings.due(self.step)
+
+    def boundary(self) -> None:
+        """Begin a new task here. From now on no shift is detected."""
+        self._detector = None
+        self.mark_short_task()
+        if self.tracker.epoch:  # otherwise there was no step since the last boundary
+            self.shifts.append(self.step)
+            self.tracker.boundary()
+            self.tracker.start()
+            self._steps_of_window = 0
+
+    def mark_short_task(self) -> None:
+        """End the window early if the task is shorter than one."""
+        if self.tracker.epoch == 0 and self._steps_of_window:
+            self._mark()
+
+    def choose(self) -> Choice:
+        """Return what to finetune now. Synchronises with the GPU."""
+        groups = self.selection.choice(self.tracker.task_changes())
+        movable = self.selection.movable(groups)
+        names = self.selection.names(movable)
+        if not unwrap(self.model).training:  # being tested: its modes say nothing about training
+            names = [name for name in names if name not in self._resting]
+        return Choice(groups, movable, tuple(names))
+
+    def begin(
+        self,
+        names: Collection[str],
+        buffer: Buffer,
+        generator: torch.Generator,
+        *,
+        engine: Engine | None = None,
+        processes: Processes | None = None,
+    ) -> Finetuning:
+        """Return a finetuning of these tensors, before its first step."""
+        settings = self.settings
+        if processes is not None:
+            settings = replace(settings, batch=processes.share(settings.batch, "batch"))
+        return Finetuning(
+            self.model, buffer, names, settings, self.objective, generator, engine=engine, processes=processes
+        )
+
+    def finetune(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Finetuned | None:
+        """Finetune what is chosen, if anything, and leave the user's random states as they are."""
+        choice = self.choose()
+        if not choice.names:
+            return None
+        with untouched_randomness(generator):
+            run = self.begin(choice.names, buffer, generator, processes=processes)
+            run.advance(run.steps)
+            done = run.finish()
+        self.accept(choice.groups)
+        return done
+
+    def accept(self, groups: tuple[str, ...], moved: Mapping[str, Tensor] | None = None) -> None:
+        """Keep the choice of a finetuning, and exclude its changes from those of training.
+
+        With ``moved``, how far it moved each tensor, the current epoch's changes leave that out. Without it, the window
+        starts again at the present weights, and so does detection, since training now moves the weights back.
+        """
+        self.selection.chosen = groups
+        self.finetunings += 1
+        if moved is not None:
+            self.tracker.leave_out(moved)
+            return
+        self.tracker.start()
+        if self._detector is not None:
+            self._detector.restart()
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return S_g of each group; empty before the first shift."""
+        return self.selection.scores(self.tracker.task_changes())
+
+    def profile(self) -> Profile:
+        """Return the forgetting profile so far."""
+        return self.selection.profile(self.tracker.task_changes(), len(self.tracker.between_tasks))
+
+    def why_not(self) -> str:
+        """Return the reason why nothing is finetuned."""
+        return self.selection.why_not(self.tracker.task_changes())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later steps depend on, besides the network and the buffer."""
+        return {
+            "groups": {group: list(names) for group, names in self.selection.grouping.items()},
+            "chosen": None if self.selection.chosen is None else list(self.selection.chosen),
+            "step": self.step,
+            "finetunings": self.finetunings,
+            "shifts": list(self.shifts),
+            "window": None if self.tracking is None else self.tracking.window,
+            "settings": self._echo(),
+            "steps_of_window": self._steps_of_window,
+            "resting": sorted(self._resting),
+            "tracker": self.tracker.state_dict(),
+            "detector": None if self._detector is None else self._detector.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from ``state``; a state that does not fit raises ``ValueError`` and changes nothing."""
+        if {group: tuple(names) for group, names in state["groups"].items()} != self.selection.grouping:
+            raise ValueError("the state was saved from a network with other groups of parameters")
+        detect = self.tracking is not None and self.tracking.detect
+        if self.tracking is not None and state["window"] != self.tracking.window:
+            raise ValueError(f"the state was saved with window {state['window']}; this has {self.tracking.window}")
+        self.tracker.load_state_dict(state["tracker"])
+        saved = state["settings"]
+        announced = state["detector"] is None and saved["detect"]  # ``boundary`` was called
+        self._detector = Detector() if detect and not announced else None
+        if self._detector is not None and state["detector"] is not None:
+            self._detector.load_state_dict(state["detector"])
+        if not self.selection.fixed:  # groups that were named there were not chosen by sensitivity
+            chosen = state["chosen"] if saved["groups"] == "auto" else None
+            self.selection.chosen = None if chosen is None else tuple(chosen)
+        self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
+        self._steps_of_window, self._resting = state["steps_of_window"], set(state["resting"])
+        now = self._echo()
+        if changed := [name for name in now if saved[name] != now[name]]:
+            before, after = (", ".join(f"{name} {values[name]}" for name in changed) for values in (saved, now))
+            warn(f"the state was saved with {before}; this FPF has {after}, and resumes with that", stacklevel=3)
+
+    def _echo(self) -> dict[str, Any]:
+        """Return the settings that a resumed run may change, as plain data."""
+        values = {name: getattr(self.settings, name) for name in ("every", "steps", "lr", "distill", "batch")}
+        return values | {
+            "threshold": self.settings.threshold,
+            "groups": list(self.selection.chosen or ()) if self.selection.fixed else "auto",
+            "detect": self.tracking is not None and self.tracking.detect,
+            "autocast": None if self.objective.autocast is None else str(self.objective.autocast),
+        }
+
+    def _mark(self) -> None:
+        self._steps_of_window = 0
+        self.tracker.mark(None if self._detector is None else self._is_shift)
+
+    def _is_shift(self, row: Row) -> bool:
+        assert self._detector is not None
+        assert self.tracking is not None
+        begins = self._detector.see(self.selection.weight_changes(self.tracker.by_tensor(row)))
+        if begins:
+            self.shifts.append(self.step - self.tracking.window)
+        return begins

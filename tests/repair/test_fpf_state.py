@@ -1,0 +1,148 @@
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import make, shifting
+from torch import nn
+
+from forgetless import FPF, networks
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+def test_a_restored_run_resumes_bit_for_bit(tmp_path, device, policy):
+    shape = (16,)
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4)).to(device)
+        fpf = FPF(model, 40, every=25, steps=10, distill=0.3, policy=policy, window=5, seed=7)
+        return model, fpf, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def go(model, fpf, optimizer, batches):
+        for x, y in batches:
+            logits = model(x)
+            optimizer.zero_grad()
+            F.cross_entropy(logits, y).backward()
+            optimizer.step()
+            fpf.observe(x, y, logits)
+
+    batches = list(shifting(shape, device=device))
+    for stop in (3, 25, 63, 97):
+        model, fpf, optimizer = build()
+        go(model, fpf, optimizer, batches[:stop])
+        rng = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+        torch.save([model.state_dict(), fpf.state_dict(), rng], tmp_path / "state.pt")
+        go(model, fpf, optimizer, batches[stop:])
+        fpf.finish()
+        assert fpf.finetunings > 1
+        again, resumed, optimizer = build()
+        weights, state, rng = torch.load(tmp_path / "state.pt", weights_only=True)
+        again.load_state_dict(weights)
+        resumed.load_state_dict(state)
+        torch.cuda.set_rng_state(rng) if device == "cuda" else torch.set_rng_state(rng)
+        go(again, resumed, optimizer, batches[stop:])
+        resumed.finish()
+        assert resumed.profile() == fpf.profile()
+        assert resumed.shifts == fpf.shifts
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs after a stop at {stop}"
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64)
+    fpf.observe(*next(shifting(shape)))
+    state = fpf.state_dict()
+    for other, match in (
+        (FPF(networks.mlp(10, 16), 32), "the state has capacity 64; this buffer has 32"),
+        (FPF(networks.mlp(10, 16, hidden=(9,)), 64), "other groups of parameters"),
+        (FPF(networks.mlp(10, 17), 64), "saved from another network"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            other.load_state_dict(state)
+        assert len(other.buffer) == 0
+    with pytest.raises(ValueError, match=r"the state has format 99; this version of forgetless reads 1"):
+        fpf.load_state_dict({**state, "format": 99})
+
+
+def test_a_state_before_the_first_step_has_the_seed():
+    model, shape = make("mlp")
+    fpf, resumed = FPF(model, 4, seed=7), FPF(model, 4, seed=7)
+    resumed.load_state_dict(fpf.state_dict())
+    for x, y in list(shifting(shape))[:5]:
+        fpf.observe(x, y)
+        resumed.observe(x, y)
+    assert torch.equal(fpf.buffer["x"], resumed.buffer["x"])
+
+
+def test_a_state_with_another_window_is_refused():
+    state = FPF(nn.Linear(4, 2), groups="all", window=20).state_dict()
+    with pytest.raises(ValueError, match="saved with window 20; this has 10"):
+        FPF(nn.Linear(4, 2), groups="all", window=10).load_state_dict(state)
+
+
+def test_named_groups_do_not_resume_as_chosen():
+    state = FPF(nn.Linear(4, 2), every=50, groups="all").state_dict()
+    chooses = FPF(nn.Linear(4, 2), every=50)
+    with pytest.warns(UserWarning, match=r"saved with groups \['head'\]; this FPF has groups auto"):
+        chooses.load_state_dict(state)
+    assert chooses._repairer.selection.chosen is None
+
+
+def test_other_settings_than_the_states_warn():
+    state = FPF(nn.Linear(4, 2), every=50, lr=0.1).state_dict()
+    with pytest.warns(
+        UserWarning, match=r"saved with steps 100, lr 0.1, threshold 0.3; this FPF has steps 20, lr 0.05, "
+    ):
+        FPF(nn.Linear(4, 2), every=50, steps=20, threshold=0.5).load_state_dict(state)
+    FPF(nn.Linear(4, 2), every=50, lr=0.1).load_state_dict(state)  # the same: nothing to say
+
+
+def test_a_state_does_not_switch_detection():
+    model = make("mlp")[0]
+    searching, announced = FPF(model), FPF(model)
+    announced.boundary()
+    still = FPF(model, detect=False)
+    with pytest.warns(UserWarning, match="saved with detect True; this FPF has detect False"):
+        still.load_state_dict(searching.state_dict())
+    assert still._repairer._detector is None
+    with pytest.warns(UserWarning, match="saved with detect False; this FPF has detect True"):
+        searching.load_state_dict(still.state_dict())
+    assert searching._repairer._detector is not None
+    searching.load_state_dict(announced.state_dict())  # after a boundary, none is detected
+    assert searching._repairer._detector is None
+
+
+def test_an_incomplete_state_says_what_it_lacks():
+    fpf = FPF(make("mlp")[0])
+    state = fpf.state_dict()
+    for name in ("buffer", "groups", "tracker"):
+        with pytest.raises(ValueError, match=f"the state lacks {name}"):
+            fpf.load_state_dict({key: value for key, value in state.items() if key != name})
+    with pytest.raises(ValueError, match="the state has format None"):
+        fpf.load_state_dict({})
+
+
+def test_the_object_can_be_pickled():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, groups=["fc3"], steps=2)
+    fpf.observe(*next(shifting(shape)))
+    again = pickle.loads(pickle.dumps(fpf))
+    assert again.finish().losses == fpf.finish().losses
+
+
+def test_numpy_numbers_are_settings_and_the_state_is_plain(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    whole, real = numpy.int64, numpy.float32
+    model, shape = make("mlp")
+    fpf = FPF(
+        model, whole(64), whole(10), whole(2), real(0.5), real(0.25), batch=whole(8), window=whole(5), seed=whole(3),
+        threshold=real(0.5),
+    )  # fmt: skip
+    for x, y in list(shifting(shape))[:12]:
+        fpf.observe(x, y, model(x))
+    torch.save(fpf.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert state["settings"]["lr"] == 0.5
+    FPF(model, 64, 10, 2, 0.5, 0.25, batch=8, window=5, seed=3, threshold=0.5).load_state_dict(state)
