@@ -49,6 +49,23 @@ def test_every_folder_is_a_layer():
     assert folders - {"__init__", "__main__"} == set(LAYERS)
 
 
+def test_the_concept_table_names_existing_files():
+    table = ARCHITECTURE.read_text().partition("## Thirty concepts")[2].partition("##")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) == 30
+    for file in re.findall(r"`([\w/]+\.py)`", table):
+        assert (SOURCE / file).is_file(), file
+
+
+def test_no_file_or_class_is_too_long():
+    for file in SOURCE.rglob("*.py"):
+        text = file.read_text()
+        assert len(text.splitlines()) <= 400, file
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                assert node.end_lineno - node.lineno < 250, f"{file}: {node.name}"
+
+
 def test_exports_are_these():
     assert forgetless.__all__ == [
         "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError",

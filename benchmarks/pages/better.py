@@ -1,4 +1,4 @@
-"""Compute the values of docs/findings.md on what goes beyond the paper: masked, shorter intervals, crops, balanced buffers."""
+"""Compute the values of docs/findings.md beyond the paper: masked, shorter intervals, crops, balanced buffers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def intervals() -> dict[str, Any]:
     (chosen,) = (entry["validation_accuracy"] for entry in grid_points("seq-pathmnist", 200, "k-fpf+masked"))
     return {
         "often": {steps: lines[121, steps] for steps in (50, 300)},
-        "intervals_table": markdown_table(["", "τ", "accuracy", "TFLOPs", "τ of the table", "accuracy", "TFLOPs"], rows),
+        "intervals_table": markdown_table(
+            ["", "τ", "accuracy", "TFLOPs", "τ of the table", "accuracy", "TFLOPs"], rows
+        ),
         "rejected_interval": rejected,
         "chosen_interval": chosen,
     }  # fmt: skip
@@ -105,7 +107,8 @@ def crops() -> dict[str, Any]:
     validation = []
     for buffer in (500, 200):
         points = {
-            json.dumps(e["point"]): e["validation_accuracy"] for e in grid_points("seq-organamnist", buffer, "k-fpf+masked")
+            json.dumps(e["point"]): e["validation_accuracy"]
+            for e in grid_points("seq-organamnist", buffer, "k-fpf+masked")
         }  # fmt: skip
         for every in (100, 50):
             point = {"lr": 0.03, "ft_lr": 0.05, "every": every, "steps": 100, "threshold": 0.1, "kd": 0.1}

@@ -174,15 +174,22 @@ def distillation() -> dict[str, Any]:
             for buffer in (500, 200)
             for paper in (published.find("table1", "seq-organamnist", buffer=buffer),)
         },
-        "by_threshold": {t: cifar[key(sparse | extra)] for t, extra in ((0.3, {}), (0.1, {"threshold": 0.1}), (0, {"threshold": 0.0}))},
+        "by_threshold": {
+            t: cifar[key(sparse | extra)]
+            for t, extra in ((0.3, {}), (0.1, {"threshold": 0.1}), (0, {"threshold": 0.0}))
+        },
         "by_kd_low": {kd: cifar[key(sparse | {"kd": kd, "threshold": 0.1})] for kd in (0.05, 0.1)},
         "by_kd_paper": {kd: cifar[key(sparse | {"kd": kd})] for kd in (0.1, 0.5)},
         "kd_pairs": [(cifar[key(point)], cifar[key(point | {"kd": 0.05})]) for point in pairs],
         "organ_same_rates": {0.0: organ[key(same_rates)], 0.2: organ[key(same_rates | {"kd": 0.2})]},
         "around_masked": {kd: masked[key(dense | {"kd": kd})] for kd in (0.0, 0.05, 0.1, 0.2)},
         "around_sgd": validation_accuracies("seq-cifar10", ("k-fpf-dense",))[key(dense)],
-        "control": {e["point"]["kd"]: e["validation_accuracy"] for e in grid_points("seq-cifar10", 500, "k-fpf-dense-kd")},
-        "path_deviation": {row: stdev(accuracies(column_rows("seq-pathmnist", 500)[row])) for row in ("k-fpf-ce", "k-fpf-kd")},
+        "control": {
+            e["point"]["kd"]: e["validation_accuracy"] for e in grid_points("seq-cifar10", 500, "k-fpf-dense-kd")
+        },
+        "path_deviation": {
+            row: stdev(accuracies(column_rows("seq-pathmnist", 500)[row])) for row in ("k-fpf-ce", "k-fpf-kd")
+        },
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Compute the values of docs/reliability.md: crashes, damaged files, the cost of checkpoints, memory of a long stream."""
+"""Compute the values of docs/reliability.md: crashes, corrupt files, the cost of checkpoints, memory over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute the values of docs/results.md: the paper's main table, the MLP, Rotated MNIST and Figure 1, compared with ours."""
+"""Compute the values of docs/results.md: the paper's main table, the MLP, Rotated MNIST and Figure 1."""
 
 from __future__ import annotations
 
