@@ -20,13 +20,11 @@ class Accuracies(NamedTuple):
     task_il: list[float]
 
 
-class _Counts:
-    """The counts of an evaluation, in tensors that stay in place on the device so that CUDA graphs can write them."""
+class _Counts(NamedTuple):
+    """The counts of an evaluation, in a tensor that stays in place on the device so that CUDA graphs can write it."""
 
-    def __init__(self, stream: Stream, device: torch.device) -> None:
-        self.stream = stream  # kept alive, because its id is part of the graph's key
-        self.values = torch.zeros(3, len(stream.tasks), device=device)  # correct in class-IL, in task-IL; outputs NaN
-        self.sizes = torch.tensor([len(task.test) for task in stream.tasks])
+    stream: Stream  # kept alive, because its id is part of the graph's key
+    values: Tensor  # (3, tasks): correct in class-IL, correct in task-IL, and outputs that are NaN
 
 
 @torch.no_grad()
@@ -49,20 +47,21 @@ def evaluate(learner: Learner, method: Method, stream: Stream, batch: int = 1000
     """
     engine = learner.engine
     key = ("evaluate", id(stream), batch)
-    counts = engine.persistent(key, lambda: _Counts(stream, learner.device))
+    counts = engine.persistent(key, lambda: _Counts(stream, torch.zeros(3, len(stream.tasks), device=learner.device)))
     on_device = all(task.test.x.device == task.test.y.device for task in stream.tasks)
     if type(method).predict is Method.predict and not _has_predict_task(method) and on_device:
         engine.call(key, lambda: _count(counts, learner, method, batch))
     else:  # a method's own prediction may have a state, which a CUDA graph would not follow
         _count(counts, learner, method, batch)
     values = counts.values.cpu()
-    for number, (nan, size) in enumerate(zip(values[2].tolist(), counts.sizes.tolist(), strict=True), start=1):
+    sizes = [len(task.test) for task in stream.tasks]
+    for number, (nan, size) in enumerate(zip(values[2].tolist(), sizes, strict=True), start=1):
         if nan:
             raise NonFiniteError(
                 f"the outputs for {nan:.0f} of the {size} test images of task {number} of {stream.name!r} are NaN: "
                 "are the images finite, and the weights?"
             )
-    class_il, task_il, _ = (100 * values / counts.sizes).tolist()
+    class_il, task_il, _ = (100 * values / torch.tensor(sizes)).tolist()
     return Accuracies(class_il, task_il)
 
 

@@ -28,11 +28,7 @@ def mean_std(values: Iterable[float]) -> MeanStd:
     >>> mean_std([80.0, 82.0, 84.0])
     MeanStd(mean=82.0, std=2.0)
 
-    Args:
-        values: One value per seed, at least one.
-
-    Returns:
-        Both numbers. The standard deviation of a single value is 0.
+    The standard deviation of a single value is 0.
     """
     values = list(values)
     return MeanStd(mean(values), stdev(values) if len(values) > 1 else 0.0)
@@ -61,26 +57,21 @@ def forgetting(matrix: Matrix) -> float | None:
     """
     if len(matrix) < 2:
         return None
-    values = numpy.asarray(matrix, dtype=float)
-    last = len(values) - 1
-    return float(numpy.mean([values[i:last, i].max() - values[last, i] for i in range(last)]))
+    last = len(matrix) - 1
+    return float(numpy.mean([max(row[i] for row in matrix[i:last]) - matrix[last][i] for i in range(last)]))
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
     """Return the mean over i < T−1 of R[T−1, i] − R[i, i] (Lopez-Paz & Ranzato 2017), or None for a single row."""
     if len(matrix) < 2:
         return None
-    values = numpy.asarray(matrix, dtype=float)
-    last = len(values) - 1
-    return float(numpy.mean([values[last, i] - values[i, i] for i in range(last)]))
+    return float(numpy.mean([matrix[-1][i] - matrix[i][i] for i in range(len(matrix) - 1)]))
 
 
 def forward_transfer(matrix: Matrix, untrained: Sequence[float]) -> float | None:
     """Return the mean over i ≥ 1 of R[i−1, i] − b_i (Lopez-Paz & Ranzato 2017), or None for a single row.
 
-    Args:
-        matrix: The accuracy matrix.
-        untrained: The accuracies b before any training.
+    ``untrained`` holds the accuracies b before any training.
     """
     if len(matrix) < 2:
         return None
