@@ -124,7 +124,6 @@ def test_a_method_or_a_name_that_keeps_it_passes():
         (Good(), r"Good\(…\) is one method; pass its class or a function that makes methods: check\(Good\)"),
         (Unrepeatable, "3: two runs with the same seed"),
         (Sharing, "6: a second instance|3: two runs"),
-        (lambda: 3, "makes a int, which is not a forgetless.Method"),
     ],
 )
 def test_each_breach_is_named(make, match):
