@@ -74,7 +74,7 @@ def test_no_state_can_be_saved_in_an_anytime_evaluation():
 
 def test_a_method_that_diverges_in_finish_is_an_error():
     method = GDumb(memory_epochs=10, lr_high=1e20)
-    with pytest.raises(NonFiniteError, match=r"in finish\(\) of GDumb; try a smaller learning rate"):
+    with pytest.raises(NonFiniteError, match="test images of task 1 of 'small' are NaN"):
         list(train(small_stream(), method, networks.mlp(6, inputs=4), batch=6, buffer=36))
 
 
@@ -101,22 +101,6 @@ def test_a_run_can_resume_inside_finish_of_gdumb(anytime):
         assert last.result.flops == event.result.flops
         for one, other in zip(again.network.parameters(), whole.network.parameters(), strict=True):
             assert torch.equal(one, other)
-
-
-class Holder(ER):
-    """Does something at the end, and holds what cannot be put back."""
-
-    def begin(self, learner):
-        super().begin(learner)
-        self.held = {1, 2}
-
-    def finish(self, learner):
-        pass
-
-
-def test_anytime_refuses_a_method_it_cannot_restore():
-    with pytest.raises(ValueError, match="anytime is True, but .* cannot be undone: Holder holds held, a set"):
-        next(train(small_stream(), Holder(), networks.mlp(6, inputs=4), batch=6, buffer=12, anytime=True))
 
 
 def test_a_state_holds_the_seconds_of_the_phase_under_way(monkeypatch):

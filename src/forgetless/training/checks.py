@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import torch
 from torch import nn
 
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
-from forgetless.methods.learner import Learner
 from forgetless.methods.method import check_declaration
-from forgetless.repair.finetune import NonFiniteError
+from forgetless.repair.selection import Selection
+from forgetless.repair.sensitivity import select
 from forgetless.repair.settings import Finetune
 from forgetless.training.settings import TrainSettings
 
@@ -58,17 +54,18 @@ def _check_finetune(finetune: Finetune, buffer: int, stream: Stream, method: Met
         raise ValueError(f"distill is {finetune.distill}, but the memory of {name} holds no logits to distil from")
 
 
-@contextmanager
-def explain_wrong_inputs(learner: Learner, method: Method, stream: Stream) -> Iterator[None]:
-    """Add to the error of a network that cannot process the stream's images what the images are."""
-    try:
-        yield
-    except torch.OutOfMemoryError:  # another lane may free memory
-        raise
-    except (RuntimeError, TypeError) as error:
-        predicts_itself = type(method).predict is not Method.predict
-        if predicts_itself or isinstance(error, NonFiniteError) or "CUDA" in str(error):
-            raise
-        example = learner.zero_inputs(1)
-        images = f"images of {stream.name!r}, {tuple(example.shape[1:])} in {example.dtype}"
-        raise ValueError(f"the network cannot take {images}: {error}") from error
+def tensors_to_freeze(network: nn.Module, method: Method, selection: Selection, freeze: tuple[str, ...]) -> list[str]:
+    """Return the tensors in the groups ``freeze``, or raise ``ValueError`` if nothing would be left to train."""
+    if not freeze:
+        return []
+    listed = ", ".join(freeze)
+    if method.joint:
+        raise ValueError(f"freeze is {listed}, but {type(method).__name__} has no second task before which to freeze")
+    groups = select(dict.fromkeys(selection.grouping, 0.0), groups=freeze)
+    names = selection.names(groups)
+    if {name for name, _ in network.named_parameters() if name in selection.tracked} <= set(names):
+        raise ValueError(f"freeze is {listed}; nothing would be left to train")
+    if selection.fixed and set(selection.chosen or ()) <= set(groups):
+        chosen = ", ".join(selection.chosen or ())
+        raise ValueError(f"groups is {chosen}, freeze is {', '.join(groups)}; nothing would be left to finetune")
+    return names

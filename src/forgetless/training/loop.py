@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 
 from forgetless.compute.engine import Engine
@@ -27,23 +28,11 @@ from forgetless.methods.learner import Batch
 from forgetless.methods.loader import Loader, batch_sizes
 from forgetless.methods.method import take_step
 from forgetless.repair.finetune import NonFiniteError
-from forgetless.repair.selection import STILL
-from forgetless.training.checks import check_parts, explain_wrong_inputs
-from forgetless.training.ending import evaluate_as_if_ended, finish_method, has_finish, method_state
+from forgetless.training import events
+from forgetless.training.checks import check_parts
 from forgetless.training.evaluation import Accuracies, evaluate
-from forgetless.training.events import (
-    Began,
-    Ended,
-    EpochEnded,
-    EpochLoss,
-    Event,
-    Repaired,
-    Stepped,
-    TaskEnded,
-    Trained,
-    Waiting,
-)
-from forgetless.training.freeze import set_frozen
+from forgetless.training.events import Event
+from forgetless.training.plain import copied
 from forgetless.training.repair import PROGRESS
 from forgetless.training.settings import TrainSettings
 from forgetless.training.state import RunState, check_state, is_built_in
@@ -109,7 +98,7 @@ class Run(Iterator[Event]):
     def __next__(self) -> Event:
         with self.engine.active():
             event = next(self._events)
-        if not isinstance(event, Stepped | Waiting):
+        if not isinstance(event, events.Stepped | events.Waiting):
             self.engine.synchronize()
         return event
 
@@ -131,12 +120,9 @@ class Run(Iterator[Event]):
     def _train(self, set_up: Callable[[], RunState], state: Mapping[str, Any] | None) -> Generator[Event]:
         """Train on all tasks, or on what is left of them after ``state``."""
         run = self._run = set_up()
-        if run.settings.anytime and has_finish(run.method):
-            method_state(run)  # an error now rather than after the first task
-        yield Began(len(run.tasks), _steps(run))
+        yield events.Began(len(run.tasks), _steps(run))
         if state is None:
-            with explain_wrong_inputs(run.learner, run.method, run.stream):
-                run.measured.untrained = tuple(_evaluate(run).class_il)
+            run.measured.untrained = _evaluate_untrained(run)
             run.repair.tracker.start()
         else:
             run.load_state_dict(state)
@@ -145,8 +131,8 @@ class Run(Iterator[Event]):
             run.position.task = task
             yield from _train_task(run)
         result = run.result()
-        set_frozen(unwrap(run.network), run.frozen, frozen=False)  # the network is the caller's again
-        yield Ended(result)
+        run.freeze(frozen=False)  # the network is the caller's again
+        yield events.Ended(result)
 
 
 def _train_task(run: RunState) -> Generator[Event]:
@@ -168,17 +154,17 @@ def _train_task(run: RunState) -> Generator[Event]:
                 if position.task == 0 and run.frozen:
                     run.freeze()
             if last:
-                yield from finish_method(run, resumable=True)
+                yield from _finish_method(run, resumable=True)
             else:
                 run.repair.tracker.boundary()
     if last and run.settings.finetune is not None:
         yield from _finetune_at_the_end(run)
     if run.settings.anytime and not last:
-        measured.add((yield from evaluate_as_if_ended(run)))
+        measured.add((yield from _evaluate_as_if_ended(run)))
     else:
         measured.add(_evaluate(run))
     seen = len(run.stream.tasks) if run.method.joint else position.task + 1
-    yield TaskEnded(position.task + 1, measured.class_il[-1], measured.task_il[-1], position.step, seen)
+    yield events.TaskEnded(position.task + 1, measured.class_il[-1], measured.task_il[-1], position.step, seen)
     position.epoch = 0
 
 
@@ -193,16 +179,16 @@ def _train_epoch(run: RunState, loader: Loader) -> Generator[Event]:
             position.batch += 1
             if position.step % PROGRESS == 0:
                 run.resumable = True
-                yield Stepped(position.step, position.task + 1, position.epoch + 1)
+                yield events.Stepped(position.step, position.task + 1, position.epoch + 1)
                 run.resumable = False
         position.batch = 0
         row = repair.tracker.mark()
         assert row is not None
         if run.engine.will_wait():
-            yield Waiting()
+            yield events.Waiting()
         loss = _mean_loss(run, loader)
-    run.measured.losses.append(EpochLoss(position.task + 1, position.epoch + 1, loss))
-    yield EpochEnded(position.task + 1, position.epoch + 1, loss, repair.groups(row), position.step)
+    run.measured.losses.append(events.EpochLoss(position.task + 1, position.epoch + 1, loss))
+    yield events.EpochEnded(position.task + 1, position.epoch + 1, loss, repair.groups(row), position.step)
 
 
 def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
@@ -218,7 +204,7 @@ def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
         if not resumed:
             run.pending = learner.run_counted("train", cost, lambda: _update(run, loader, size))
             if engine.will_wait():
-                yield Waiting()
+                yield events.Waiting()
         repaired = yield from _finetune(run)
         assert run.pending is not None
         _offer(run, run.pending)
@@ -253,7 +239,7 @@ def _offer(run: RunState, examples: dict[str, Tensor]) -> None:
         run.learner.buffer.write(examples)
 
 
-def _finetune(run: RunState) -> Generator[Event, None, Repaired | None]:
+def _finetune(run: RunState) -> Generator[Event, None, events.Repaired | None]:
     """Finetune the chosen groups, if any are chosen by now."""
     position = run.position
     with run.clock.phase("finetune"):
@@ -271,25 +257,64 @@ def _finetune_at_the_end(run: RunState) -> Generator[Event]:
     if run.measured.before_finetuning is None:
         run.measured.before_finetuning = tuple(_evaluate(run).class_il)
         run.resumable = True
-        yield Trained(run.position.step)
+        yield events.Trained(run.position.step)
     repaired = yield from _finetune(run)
     if repaired is not None:
         yield repaired
         return
     selection = run.repair.selection
-    if len(run.tasks) == 1 and not selection.fixed:
-        reason = "the stream has one task, and S_g compares two; name the groups"
-    else:
-        reason = selection.why_not(run.repair.tracker.task_changes())
-        still = reason == STILL
-        reason += "; does the method update the network?" if still else "; name other groups, or lower the threshold"
-    warnings.warn(f"nothing was finetuned at the end: {reason}", stacklevel=2)
+    reason = selection.why_not(run.repair.tracker.task_changes())
+    advice = "name other groups, or lower the threshold"
+    warnings.warn(f"nothing was finetuned at the end: {reason}; {advice}", stacklevel=2)
     selection.chosen = ()
+
+
+def _finish_method(run: RunState, *, resumable: bool) -> Generator[Event]:
+    """Let the method finish. With ``resumable``, states may be saved between the parts of its work."""
+    for _ in run.method.finish(run.learner) or ():
+        run.finishing = run.resumable = resumable
+        yield events.Stepped(run.position.step, run.position.task + 1, run.position.epoch + 1)
+        run.resumable = False
+    run.finishing = False
+
+
+def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
+    """Return the accuracies that a stream ending after this task would have. The run itself is left unchanged."""
+    learner, method, engine = run.learner, run.method, run.engine
+    with run.clock.phase("evaluate"):
+        weights = {name: tensor.detach().clone() for name, tensor in run.network.state_dict().items()}
+        finishes = type(method).finish is not Method.finish
+        gathered = copied(method.state_dict(learner)) if finishes else None
+        random_state, ledger, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
+        yield from _finish_method(run, resumable=False)
+        if run.settings.finetune is not None:
+            yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1)
+        accuracies = evaluate(learner, method, run.stream)
+        run.network.load_state_dict(weights)
+        if finishes:
+            method.load_state_dict(learner, gathered)
+            engine.discard_graphs("train")  # its captured graphs hold the tensors that were replaced
+        engine.load_state_dict(random_state)
+        learner.ledger.load_state_dict(ledger)
+        learner.finetuned = finetuned
+    return accuracies
 
 
 def _evaluate(run: RunState) -> Accuracies:
     with run.clock.phase("evaluate"):
         return evaluate(run.learner, run.method, run.stream)
+
+
+def _evaluate_untrained(run: RunState) -> tuple[float, ...]:
+    """Return the accuracies before training, or raise ``ValueError`` if the network cannot process the images."""
+    try:
+        return tuple(_evaluate(run).class_il)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, torch.OutOfMemoryError | NonFiniteError) or "CUDA" in str(error):
+            raise
+        x = run.learner.zero_inputs(1)
+        images = f"images of {run.stream.name!r}, {tuple(x.shape[1:])} in {x.dtype}"
+        raise ValueError(f"the network cannot take {images}: {error}") from error
 
 
 def _steps(run: RunState) -> int:
@@ -298,10 +323,8 @@ def _steps(run: RunState) -> int:
     steps = sum(map(len, batches)) * run.settings.epochs
     finetune = run.settings.finetune
     if finetune is not None and (finetune.every or 0) > steps:
-        warnings.warn(
-            f"every is {finetune.every}, but training has {steps} steps: it finetunes once, at the end",
-            stacklevel=3,
-        )
+        unused = f"every is {finetune.every}, but training has {steps} steps"
+        warnings.warn(f"{unused}: it finetunes once, at the end", stacklevel=3)
     return steps
 
 
@@ -312,10 +335,8 @@ def _mean_loss(run: RunState, loader: Loader) -> float:
         return mean
     position = run.position
     step = position.step - len(loader.sizes) + loader.first_bad_batch() + 1
-    x = run.stream.tasks[position.task].train.x
-    advice = f"try a smaller lr than {run.settings.lr}, or a smaller weight of what the method adds to the loss"
-    if x.is_floating_point() and not bool(x.isfinite().all()):
-        advice = "the examples of this task hold NaN or infinity"
     raise NonFiniteError(
-        f"the loss became {mean} at step {step}, in epoch {position.epoch + 1} of task {position.task + 1}; {advice}"
+        f"the loss became {mean} at step {step}, in epoch {position.epoch + 1} of task {position.task + 1}; try a "
+        f"smaller lr than {run.settings.lr}, or a smaller weight of what the method adds to the loss, and check that "
+        "the examples are finite"
     )

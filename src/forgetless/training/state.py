@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.engine import Engine
-from forgetless.compute.modules import compiled, unwrap
+from forgetless.compute.modules import compiled, joined, unwrap
 from forgetless.config.fields import settings_of
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
@@ -19,10 +21,9 @@ from forgetless.methods.loader import Loader
 from forgetless.networks.mlp import MLP
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.shifts import boundaries
-from forgetless.training.clock import Clock
+from forgetless.training.checks import tensors_to_freeze
 from forgetless.training.evaluation import Accuracies
 from forgetless.training.events import EpochLoss, GroupChanges, Repaired, Result
-from forgetless.training.freeze import set_frozen, tensors_to_freeze
 from forgetless.training.plain import copied, flatten, to_hashable
 from forgetless.training.repair import Repair
 from forgetless.training.settings import TrainSettings
@@ -55,6 +56,42 @@ class Measured:
         """Add a row to both accuracy matrices."""
         self.class_il.append(tuple(accuracies.class_il))
         self.task_il.append(tuple(accuracies.task_il))
+
+
+class Clock:
+    """The seconds of each phase so far. A phase that begins inside another one pauses it; ``total`` never pauses."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(("train", "finetune", "evaluate", "total"), 0.0)
+        self._phase: str | None = None
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as the phase ``name``."""
+        outer = self._phase
+        self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(outer)
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds by phase up to now, including the phase under way."""
+        self._switch(self._phase)
+        return dict(self._seconds)
+
+    def resume(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of the earlier part of a run."""
+        for name, value in seconds.items():
+            self._seconds[name] += value
+
+    def _switch(self, phase: str | None) -> None:
+        now = time.perf_counter()
+        if self._phase is not None:
+            self._seconds[self._phase] += now - self._since
+        self._seconds["total"] += now - self._since
+        self._phase, self._since = phase, now
 
 
 class RunState:
@@ -100,9 +137,15 @@ class RunState:
         self.repair = Repair(unwrap(network), self.learner, finetune, engine.generator(seed + 3))
         self.frozen = tensors_to_freeze(unwrap(network), method, self.repair.selection, settings.freeze)
 
-    def freeze(self) -> None:
-        """Freeze the groups that the settings name, and train the others."""
-        set_frozen(unwrap(self.network), self.frozen)
+    def freeze(self, *, frozen: bool = True) -> None:
+        """Stop the gradients and the statistics of the groups that the settings freeze, or resume both."""
+        network = unwrap(self.network)
+        for name, parameter in network.named_parameters():
+            if name in self.frozen:
+                parameter.requires_grad_(not frozen)
+        for path, module in network.named_modules():
+            if any(joined(path, name) in self.frozen for name, _ in module.named_buffers(recurse=False)):
+                module.training = network.training and not frozen  # only this module, not those inside it
         self.learner.take_parameters()
 
     def load_task(self) -> Loader:
