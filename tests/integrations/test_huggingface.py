@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from two_tasks import PROGRAMS, SETTINGS, TASKS, by_hand, data, import_example, network
 
 from forgetless import FPF
-from helpers import in_processes
+from helpers import all_equal, in_processes
 
 
 class Rows(Dataset):
@@ -111,8 +111,7 @@ def test_hugging_face_resumes_from_its_checkpoint(huggingface, tmp_path):
     second.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
     assert again_fpf.step == fpf.step == 18
     assert torch.equal(again_fpf.buffer["x.inputs"], fpf.buffer["x.inputs"])
-    for one, other in zip(again.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert all_equal(again.parameters(), model.parameters())
 
 
 def test_hugging_face_resumes_in_two_processes(huggingface, tmp_path):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from two_tasks import PROGRAMS, SETTINGS, TASKS, by_hand, data, import_example, in_turn, network
 
 from forgetless import FPF
-from helpers import in_processes
+from helpers import all_equal, in_processes
 
 
 def module(lightning, logits=True):
@@ -88,8 +88,7 @@ def test_lightning_resumes_from_its_checkpoint(lightning, tmp_path):
     assert again_fpf.step == fpf.step == 24
     assert again_fpf.finetunings == fpf.finetunings == 3
     assert torch.equal(again_fpf.buffer["x"], fpf.buffer["x"])
-    for one, other in zip(again.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert all_equal(again.parameters(), model.parameters())
 
 
 def test_lightning_resumes_in_two_processes(lightning, tmp_path):
@@ -125,8 +124,7 @@ def test_a_finished_checkpoint_restores_its_state_too(lightning, tmp_path):
     for one, its_fpf in ((model, fpf), (again, again_fpf)):
         trainer(lightning.FPFCallback(its_fpf), tmp_path).fit(one, loader(1))
     assert again_fpf.shifts == fpf.shifts == [6]
-    for one, other in zip(again.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert all_equal(again.parameters(), model.parameters())
 
 
 def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):

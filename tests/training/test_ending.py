@@ -14,7 +14,7 @@ from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
 from forgetless.training.events import Repaired, Stepped, TaskEnded
 from forgetless.training.loop import train
-from helpers import FINETUNE, K_FPF, run_small, small_network, small_stream
+from helpers import FINETUNE, K_FPF, all_equal, run_small, small_network, small_stream
 
 STREAM = small_stream(per_class=30)
 
@@ -41,8 +41,7 @@ def test_anytime_accuracies_equal_those_of_a_shorter_stream(name, device):
     for same in ("before_finetuning", "losses", "epoch_changes", "task_changes", "finetunings", "flops", "steps"):
         assert getattr(result, same) == getattr(plain, same), same
     assert result.accuracy_matrix[-1] == plain.accuracy_matrix[-1]
-    for one, other in zip(result.network.state_dict().values(), plain.network.state_dict().values(), strict=True):
-        assert torch.equal(one, other)
+    assert all_equal(result.network.state_dict().values(), plain.network.state_dict().values())
     assert [e for e in events if isinstance(e, Repaired)] == list(result.finetunings)
 
 
@@ -99,8 +98,7 @@ def test_a_run_can_resume_inside_finish_of_gdumb(anytime):
         *_, last = again
         assert last.result.accuracy_matrix == event.result.accuracy_matrix
         assert last.result.flops == event.result.flops
-        for one, other in zip(again.network.parameters(), whole.network.parameters(), strict=True):
-            assert torch.equal(one, other)
+        assert all_equal(again.network.parameters(), whole.network.parameters())
 
 
 def test_a_state_holds_the_seconds_of_the_phase_under_way(monkeypatch):

@@ -30,17 +30,14 @@ from helpers import FINETUNE, image_stream, run_small, small_stream
         ),
         ({"method": ICaRL(), "stream": small_stream(scenario="domain")}, "ICaRL is for class-incremental streams only"),
         ({"freeze": ["fc9"]}, "no group named 'fc9'"),
-        ({"freeze": "fc9"}, "no group named 'fc9'"),
         ({"freeze": ["fc1", "fc2"]}, "freeze is fc1, fc2; nothing would be left to train"),
         ({"method": Joint(), "freeze": ["fc1"]}, "freeze is fc1, but Joint has no second task before which to freeze"),
         (
             {"freeze": ["fc2"], "finetune": Finetune(groups=("fc2",), batch=12)},
             "groups is fc2, freeze is fc2; nothing would be left to finetune",
         ),
-        ({"lr": "0.1"}, "lr is '0.1'; it must be a finite number above 0"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0; it must be a finite number of 0 or more"),
         ({"buffer": -3}, "buffer is -3; it must be a whole number of 0 or more"),
-        ({"seed": "x"}, "seed is 'x'; it must be a whole number"),
     ],
 )
 def test_bad_settings_are_refused_before_training(settings, match):
@@ -53,7 +50,6 @@ def test_bad_settings_are_refused_before_training(settings, match):
     [
         ({"steps": 0}, "steps is 0; it must be a whole number of 1 or more"),
         ({"every": 0}, "every is 0; it must be a whole number of 1 or more"),
-        ({"threshold": "a"}, "threshold is 'a'; it must be a finite number"),
     ],
 )
 def test_bad_finetune_settings_are_refused_when_made(settings, match):

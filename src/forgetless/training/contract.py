@@ -72,16 +72,13 @@ def check(make: Callable[[], Method] | Method | str) -> None:
     stream = _small_stream(method.scenarios[0])
     _check_steps_and_evaluation(method, stream)
     weights = _trained_weights(make(), stream)
-    if not _finite(weights):
-        raise ContractError("1: the weights are not finite after a run with lr 0.05")
     if _equal(weights, list(_network().parameters())):
         raise ContractError("1: no weight moved in a run: does step() call learner.update(loss)?")
     if not _equal(weights, _trained_weights(make(), stream)):
         raise ContractError("3: two runs with the same seed end with different weights")
     _check_independence(make, stream, weights)
-    for finetune in REPAIRS:
-        if not _finite(_trained_weights(make(), stream, finetune=finetune)):
-            raise ContractError(f"7: the weights are not finite after finetuning, every={finetune.every}")
+    for finetune in REPAIRS:  # rule 7: neither run may raise an error
+        _trained_weights(make(), stream, finetune=finetune)
     if torch.cuda.is_available():
         _check_replay(make, stream)
 
@@ -132,16 +129,14 @@ def _checked_step(method: Method, learner: Learner, batch: Batch) -> dict[str, T
 def _check_evaluation(method: Method, learner: Learner, buffer: Buffer, stream: Stream) -> None:
     """Check rule 5."""
 
-    def values() -> list[Tensor]:
-        stored = [buffer[name] for name in buffer.columns]
-        return [tensor.clone() for tensor in (*learner.network.state_dict().values(), *stored)]
+    def snapshot() -> tuple[list[Tensor], list[bool]]:
+        tensors = [*learner.network.state_dict().values(), *(buffer[name] for name in buffer.columns)]
+        return [tensor.clone() for tensor in tensors], [module.training for module in learner.network.modules()]
 
-    def modes() -> list[bool]:
-        return [module.training for module in learner.network.modules()]
-
-    values_before, modes_before = values(), modes()
+    tensors, modes = snapshot()
     first, second = evaluate(learner, method, stream), evaluate(learner, method, stream)
-    if not _equal(values_before, values()) or modes_before != modes() or first != second:
+    tensors_after, modes_after = snapshot()
+    if not _equal(tensors, tensors_after) or modes != modes_after or first != second:
         raise ContractError("5: evaluation changes the network, its mode, the buffer or the result of the next one")
 
 
@@ -208,10 +203,6 @@ class SyncDetector(TorchFunctionMode):
 
 def _equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def _finite(tensors: Sequence[Tensor]) -> bool:
-    return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
 
 def _network() -> torch.nn.Module:
