@@ -49,6 +49,11 @@ def hugging_trainer(model, dataset, callback, folder, **settings):
     return Trainer(model, arguments, train_dataset=dataset, callbacks=[callback])
 
 
+def model_and_fpf(**settings):
+    model = Model()
+    return model, FPF(model, **SETTINGS, **settings)
+
+
 def interrupt(*_):
     raise KeyboardInterrupt
 
@@ -82,8 +87,7 @@ def test_an_input_without_one_row_per_example_is_not_stored(huggingface, tmp_pat
 
 
 def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path):
-    model = Model()
-    fpf = FPF(model, **SETTINGS)
+    model, fpf = model_and_fpf()
     callback = huggingface.FPFCallback(fpf)
     orders = []
     for task in range(TASKS):
@@ -98,15 +102,11 @@ def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path):
 
 
 def test_hugging_face_resumes_from_its_checkpoint(huggingface, tmp_path):
-    def make():
-        model = Model()
-        return model, FPF(model, **SETTINGS, groups="all")
-
-    model, fpf = make()
+    model, fpf = model_and_fpf(groups="all")
     steps = {"save_strategy": "steps", "save_steps": 9}
     hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path / "a", **steps).train()
     assert (tmp_path / "a" / "checkpoint-9" / "forgetless.pt").exists()
-    again, again_fpf = make()
+    again, again_fpf = model_and_fpf(groups="all")
     second = hugging_trainer(again, Rows(0), huggingface.FPFCallback(again_fpf), tmp_path / "a", **steps)
     second.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
     assert again_fpf.step == fpf.step == 18
@@ -141,29 +141,25 @@ def test_the_state_must_belong_to_the_resumed_checkpoint(huggingface, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 9}
 
     def resume(**settings):
-        model = Model()
-        fpf = FPF(model, **SETTINGS, groups="all")
+        model, fpf = model_and_fpf(groups="all")
         callback = huggingface.FPFCallback(fpf, **settings)
         one = hugging_trainer(model, Rows(0), callback, tmp_path / "b", **steps)
         one.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
         return fpf
 
-    model = Model()
-    callback = huggingface.FPFCallback(FPF(model, **SETTINGS, groups="all"))
-    hugging_trainer(model, Rows(0), callback, tmp_path / "a", **steps).train()
+    model, fpf = model_and_fpf(groups="all")
+    hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path / "a", **steps).train()
     with pytest.raises(FileNotFoundError, match="forgetless.pt is missing; .* pass the checkpoint's folder"):
         resume()
-    other = Model()
-    callback = huggingface.FPFCallback(FPF(other, **SETTINGS, groups="all"))
-    hugging_trainer(other, Rows(1), callback, tmp_path / "b", **steps).train()
+    other, fpf = model_and_fpf(groups="all")
+    hugging_trainer(other, Rows(1), huggingface.FPFCallback(fpf), tmp_path / "b", **steps).train()
     with pytest.raises(ValueError, match="forgetless.pt does not belong to the checkpoint that training resumes"):
         resume()  # the other task wrote a checkpoint of the same step there
     assert set(resume(checkpoint=tmp_path / "a" / "checkpoint-9").buffer["y"].tolist()) == {0, 1}
 
 
 def test_an_interrupted_training_leaves_no_working_hook(huggingface, tmp_path):
-    model = Model()
-    fpf = FPF(model, **SETTINGS)
+    model, fpf = model_and_fpf()
     interrupted = hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path)
     interrupted.training_step = interrupt
     with pytest.raises(KeyboardInterrupt):

@@ -44,6 +44,11 @@ def trainer(callback, folder, epochs=1, **settings):
     )  # fmt: skip
 
 
+def module_and_fpf(lightning, **settings):
+    model = module(lightning)
+    return model, FPF(model.network, **SETTINGS, **settings)
+
+
 def loader(task, size=5):
     x, y = data()
     rows = slice(30 * task, 30 * task + 30)
@@ -57,8 +62,7 @@ def test_k_fpf_gains_30_points_on_digits_with_lightning(lightning, monkeypatch):
 
 @pytest.mark.parametrize(("accumulate", "distill"), [(1, 0.0), (2, 0.5)])
 def test_lightning_trains_like_a_plain_loop(lightning, tmp_path, accumulate, distill):
-    model = module(lightning)
-    fpf = FPF(model.network, **SETTINGS, distill=distill)
+    model, fpf = module_and_fpf(lightning, distill=distill)
     callback = lightning.FPFCallback(fpf)
     for task in range(TASKS):
         fitting = trainer(callback, tmp_path, epochs=3, accumulate_grad_batches=accumulate)
@@ -72,17 +76,13 @@ def test_lightning_trains_like_a_plain_loop(lightning, tmp_path, accumulate, dis
 
 
 def test_lightning_resumes_from_its_checkpoint(lightning, tmp_path):
-    def make():
-        model = module(lightning)
-        return model, FPF(model.network, **SETTINGS, groups="all")
-
-    model, fpf = make()
+    model, fpf = module_and_fpf(lightning, groups="all")
     trainer(lightning.FPFCallback(fpf), tmp_path, epochs=4).fit(model, loader(0))
-    half, half_fpf = make()
+    half, half_fpf = module_and_fpf(lightning, groups="all")
     first = trainer(lightning.FPFCallback(half_fpf), tmp_path, epochs=2)
     first.fit(half, loader(0))
     first.save_checkpoint(tmp_path / "half.ckpt")
-    again, again_fpf = make()
+    again, again_fpf = module_and_fpf(lightning, groups="all")
     second = trainer(lightning.FPFCallback(again_fpf), tmp_path, epochs=4)
     second.fit(again, loader(0), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     assert again_fpf.step == fpf.step == 24
@@ -106,16 +106,11 @@ def test_lightning_resumes_in_two_processes(lightning, tmp_path):
 
 def test_a_finished_checkpoint_restores_its_state_too(lightning, tmp_path):
     """``fit`` then trains nothing, and the next task continues from there."""
-
-    def make():
-        model = module(lightning)
-        return model, FPF(model.network, **SETTINGS)
-
-    model, fpf = make()
+    model, fpf = module_and_fpf(lightning)
     first = trainer(lightning.FPFCallback(fpf), tmp_path)
     first.fit(model, loader(0))
     first.save_checkpoint(tmp_path / "ended.ckpt")
-    again, again_fpf = make()
+    again, again_fpf = module_and_fpf(lightning)
     trainer(lightning.FPFCallback(again_fpf), tmp_path).fit(
         again, loader(0), ckpt_path=tmp_path / "ended.ckpt", weights_only=True
     )
@@ -128,8 +123,7 @@ def test_a_finished_checkpoint_restores_its_state_too(lightning, tmp_path):
 
 
 def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):
-    model = module(lightning)
-    fpf = FPF(model.network, **SETTINGS)
+    model, fpf = module_and_fpf(lightning)
     fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=2)
     fitting.fit(model, loader(0))
     fitting.fit_loop.max_epochs = 4
@@ -138,9 +132,8 @@ def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):
 
 
 def test_testing_a_checkpoint_leaves_fpf_unchanged(lightning, tmp_path):
-    model = module(lightning)
+    model, fpf = module_and_fpf(lightning)
     model.test_step = lambda *_: None
-    fpf = FPF(model.network, **SETTINGS)
     fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=1)
     fitting.fit(model, loader(0))
     fitting.save_checkpoint(tmp_path / "one.ckpt")
@@ -162,9 +155,8 @@ def test_steps_that_lightning_undoes_are_not_observed(lightning, by, tmp_path):
     from lightning.pytorch.callbacks import LearningRateFinder
     from lightning.pytorch.tuner import Tuner
 
-    model = module(lightning)
+    model, fpf = module_and_fpf(lightning)
     model.lr = 0.1
-    fpf = FPF(model.network, **SETTINGS)
     for task in range(2):
         finder = [LearningRateFinder(num_training_steps=3, update_attr=False)] if by == "callback" else []
         fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=1)
@@ -183,10 +175,9 @@ def test_steps_that_lightning_undoes_are_not_observed(lightning, by, tmp_path):
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("distill", [0.0, 0.5])
 def test_skipped_batches_are_not_observed(lightning, tmp_path, distill):
-    model = module(lightning)
+    model, fpf = module_and_fpf(lightning, distill=distill)
     step = type(model).training_step
     type(model).training_step = lambda self, batch, number: step(self, batch, number) if number % 2 else None
-    fpf = FPF(model.network, **SETTINGS, distill=distill)
     trainer(lightning.FPFCallback(fpf), tmp_path).fit(model, loader(0))
     assert fpf.step == 3
     assert fpf.buffer.seen == 15

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -161,9 +162,23 @@ def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
         raise ContractError("8: replayed as a CUDA graph it learns something else: change tensors only in place")
 
 
-class _Operations(TorchDispatchMode):
-    """Collects in ``found`` the operations that wait for a GPU, also those inside other functions."""
+class SyncDetector:
+    """Collects in ``found`` what would be a GPU-to-CPU sync inside this context, also on a CPU."""
 
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self._modes = ExitStack()
+
+    def __enter__(self) -> SyncDetector:
+        self._modes.enter_context(_Operations(self.found))
+        self._modes.enter_context(_Calls(self.found))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._modes.close()
+
+
+class _Operations(TorchDispatchMode):
     def __init__(self, found: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._found = found
@@ -174,30 +189,18 @@ class _Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class SyncDetector(TorchFunctionMode):
-    """Collects in ``found`` what would be a GPU-to-CPU sync inside this context, also on a CPU."""
-
-    def __init__(self) -> None:
+class _Calls(TorchFunctionMode):
+    def __init__(self, found: list[str]) -> None:
         super().__init__()
-        self.found: list[str] = []
-        self._operations = _Operations(self.found)
-
-    def __enter__(self) -> SyncDetector:
-        self._operations.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._operations.__exit__(*error)
+        self._found = found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in CALLS:
-            self.found.append(f"Tensor.{func.__name__}")
+            self._found.append(f"Tensor.{func.__name__}")
         elif func in (Tensor.__getitem__, Tensor.__setitem__):
             indices = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
-                self.found.append("a boolean mask as an index")
+                self._found.append("a boolean mask as an index")
         return func(*args, **(kwargs or {}))
 
 

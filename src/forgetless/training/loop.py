@@ -16,7 +16,6 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
 from forgetless.compute.engine import Engine
@@ -284,14 +283,14 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
     with run.clock.phase("evaluate"):
         weights = {name: tensor.detach().clone() for name, tensor in run.network.state_dict().items()}
         finishes = type(method).finish is not Method.finish
-        gathered = copied(method.state_dict(learner)) if finishes else None
+        gathered: dict[str, Any] | None = copied(method.state_dict(learner)) if finishes else None
         random_state, ledger, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
             yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1)
         accuracies = evaluate(learner, method, run.stream)
         run.network.load_state_dict(weights)
-        if finishes:
+        if gathered is not None:
             method.load_state_dict(learner, gathered)
             engine.discard_graphs("train")  # its captured graphs hold the tensors that were replaced
         engine.load_state_dict(random_state)
@@ -310,7 +309,7 @@ def _evaluate_untrained(run: RunState) -> tuple[float, ...]:
     try:
         return tuple(_evaluate(run).class_il)
     except (RuntimeError, TypeError) as error:
-        if isinstance(error, torch.OutOfMemoryError | NonFiniteError) or "CUDA" in str(error):
+        if isinstance(error, NonFiniteError) or "CUDA" in str(error):
             raise
         x = run.learner.zero_inputs(1)
         images = f"images of {run.stream.name!r}, {tuple(x.shape[1:])} in {x.dtype}"

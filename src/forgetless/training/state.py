@@ -71,10 +71,8 @@ class Clock:
         """Count the time inside as the phase ``name``."""
         outer = self._phase
         self._switch(name)
-        try:
-            yield
-        finally:
-            self._switch(outer)
+        yield
+        self._switch(outer)
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds by phase up to now, including the phase under way."""
