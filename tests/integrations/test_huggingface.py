@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from two_tasks import PROGRAMS, SETTINGS, TASKS, by_hand, data, import_example, network
 
 from forgetless import FPF
-from helpers import all_equal, in_processes
+from helpers import in_processes
 
 
 class Rows(Dataset):
@@ -49,11 +49,6 @@ def hugging_trainer(model, dataset, callback, folder, **settings):
     return Trainer(model, arguments, train_dataset=dataset, callbacks=[callback])
 
 
-def model_and_fpf(**settings):
-    model = Model()
-    return model, FPF(model, **SETTINGS, **settings)
-
-
 def interrupt(*_):
     raise KeyboardInterrupt
 
@@ -87,7 +82,8 @@ def test_an_input_without_one_row_per_example_is_not_stored(huggingface, tmp_pat
 
 
 def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path):
-    model, fpf = model_and_fpf()
+    model = Model()
+    fpf = FPF(model, **SETTINGS)
     callback = huggingface.FPFCallback(fpf)
     orders = []
     for task in range(TASKS):
@@ -102,16 +98,21 @@ def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path):
 
 
 def test_hugging_face_resumes_from_its_checkpoint(huggingface, tmp_path):
-    model, fpf = model_and_fpf(groups="all")
+    def make():
+        model = Model()
+        return model, FPF(model, **SETTINGS, groups="all")
+
+    model, fpf = make()
     steps = {"save_strategy": "steps", "save_steps": 9}
     hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path / "a", **steps).train()
     assert (tmp_path / "a" / "checkpoint-9" / "forgetless.pt").exists()
-    again, again_fpf = model_and_fpf(groups="all")
+    again, again_fpf = make()
     second = hugging_trainer(again, Rows(0), huggingface.FPFCallback(again_fpf), tmp_path / "a", **steps)
     second.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
     assert again_fpf.step == fpf.step == 18
     assert torch.equal(again_fpf.buffer["x.inputs"], fpf.buffer["x.inputs"])
-    assert all_equal(again.parameters(), model.parameters())
+    for one, other in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_hugging_face_resumes_in_two_processes(huggingface, tmp_path):
@@ -133,53 +134,111 @@ def test_hugging_face_cannot_recreate_the_callback(huggingface, tmp_path):
         model, Rows(0), huggingface.FPFCallback(FPF(model, **SETTINGS)), tmp_path, **steps,
         restore_callback_states_from_checkpoint=True,
     )  # fmt: skip
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'fpf'"):
+    with pytest.raises(ValueError, match="fpf is None; .* with restore_callback_states_from_checkpoint"):
         again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-9"))
+
+
+def test_t5_needs_its_decoder_inputs_in_the_batch(huggingface, tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 20}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+
+    def train(more):
+        fpf = FPF(model, 20, every=4, steps=2, groups="all", loss=lambda z, y: F.cross_entropy(z.mT, y))
+        ids = torch.arange(6)
+        rows = [{"input_ids": ids + i % 5, "labels": ids} | more for i in range(30)]
+        hugging_trainer(model, rows, huggingface.FPFCallback(fpf), tmp_path).train()
+        return fpf
+
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration makes its decoder's inputs from the labels"):
+        train({})
+    assert train({"decoder_input_ids": torch.arange(6).roll(1)}).finetunings == 4
 
 
 def test_the_state_must_belong_to_the_resumed_checkpoint(huggingface, tmp_path):
     steps = {"save_strategy": "steps", "save_steps": 9}
 
     def resume(**settings):
-        model, fpf = model_and_fpf(groups="all")
+        model = Model()
+        fpf = FPF(model, **SETTINGS, groups="all")
         callback = huggingface.FPFCallback(fpf, **settings)
         one = hugging_trainer(model, Rows(0), callback, tmp_path / "b", **steps)
         one.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-9"))
         return fpf
 
-    model, fpf = model_and_fpf(groups="all")
-    hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path / "a", **steps).train()
+    model = Model()
+    callback = huggingface.FPFCallback(FPF(model, **SETTINGS, groups="all"))
+    hugging_trainer(model, Rows(0), callback, tmp_path / "a", **steps).train()
     with pytest.raises(FileNotFoundError, match="forgetless.pt is missing; .* pass the checkpoint's folder"):
         resume()
-    other, fpf = model_and_fpf(groups="all")
-    hugging_trainer(other, Rows(1), huggingface.FPFCallback(fpf), tmp_path / "b", **steps).train()
+    other = Model()
+    callback = huggingface.FPFCallback(FPF(other, **SETTINGS, groups="all"))
+    hugging_trainer(other, Rows(1), callback, tmp_path / "b", **steps).train()
     with pytest.raises(ValueError, match="forgetless.pt does not belong to the checkpoint that training resumes"):
         resume()  # the other task wrote a checkpoint of the same step there
     assert set(resume(checkpoint=tmp_path / "a" / "checkpoint-9").buffer["y"].tolist()) == {0, 1}
 
 
 def test_an_interrupted_training_leaves_no_working_hook(huggingface, tmp_path):
-    model, fpf = model_and_fpf()
-    interrupted = hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path)
-    interrupted.training_step = interrupt
+    model = Model()
+    fpf = FPF(model, **SETTINGS)
+    first = huggingface.FPFCallback(fpf)
+    dataset = Rows(0)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.train()
-    assert model._forward_hooks
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(fpf, "observe", interrupt)
+            hugging_trainer(model, dataset, first, tmp_path).train()
     hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path).train()
+    assert not first._batches
     assert not model._forward_hooks
     assert not model._forward_hooks_with_kwargs
 
 
-def test_an_fpf_around_another_model_is_refused(huggingface, tmp_path):
-    with pytest.raises(ValueError, match="fpf is around another model than the Trainer's"):
-        hugging_trainer(Model(), Rows(0), huggingface.FPFCallback(FPF(Model())), tmp_path).train()
-
-
-@pytest.mark.parametrize("labels", ["targets", "labels"])
-def test_labels_that_the_model_does_not_get_are_reported(huggingface, tmp_path, labels):
+def test_a_hook_left_by_an_interrupt_fills_no_memory(huggingface, tmp_path):
     model = Model()
-    training = hugging_trainer(model, Rows(0), huggingface.FPFCallback(FPF(model), labels=labels), tmp_path)
-    if labels == "labels":
-        training.compute_loss_func = lambda outputs, labels, **_: F.cross_entropy(outputs["logits"], labels)
-    with pytest.raises(ValueError, match=f"the model was not called with '{labels}' in this step"):
-        training.train()
+    callback = huggingface.FPFCallback(FPF(model, **SETTINGS))
+    training = hugging_trainer(model, Rows(0), callback, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training, "training_step", interrupt)
+            training.train()
+    x, y = data()
+    for _ in range(200):  # in one's own loop
+        model(inputs=x[:5], labels=y[:5])
+    assert len(callback._batches) == 64
+
+
+def test_a_loss_may_call_the_model_many_times(huggingface, tmp_path):
+    class Often(Model):
+        def forward(self, inputs, labels=None):
+            if labels is not None and not self.asked:
+                self.asked = True
+                for _ in range(100):
+                    self(inputs=inputs, labels=labels)
+                self.asked = False
+            return super().forward(inputs, labels)
+
+    model = Often()
+    model.asked = False
+    fpf = FPF(model, **SETTINGS)
+    hugging_trainer(model, Rows(0), huggingface.FPFCallback(fpf), tmp_path).train()
+    assert fpf.step == 18
+
+
+def test_a_trainer_that_fpf_cannot_follow_is_refused(huggingface, tmp_path):
+    from transformers import TrainingArguments
+
+    model = Model()
+    with pytest.raises(ValueError, match="fpf is around another model than the Trainer's"):
+        hugging_trainer(model, Rows(0), huggingface.FPFCallback(FPF(Model())), tmp_path).train()
+    smoothed = TrainingArguments(str(tmp_path), use_cpu=True, label_smoothing_factor=0.1)
+    with pytest.raises(ValueError, match=r"label_smoothing_factor is 0\.1, with which the Trainer does not"):
+        huggingface.check(FPF(model), smoothed, model)
+
+
+def test_an_unknown_labels_argument_is_reported(huggingface, tmp_path):
+    model = Model()
+    callback = huggingface.FPFCallback(FPF(model), labels="targets")
+    with pytest.raises(ValueError, match="the model was not called with 'targets' in this step"):
+        hugging_trainer(model, Rows(0), callback, tmp_path).train()

@@ -114,3 +114,19 @@ def test_a_state_holds_the_seconds_of_the_phase_under_way(monkeypatch):
     assert all(found["train"] + found["finetune"] == found["total"] for found in seen)
     assert seen[-1]["finetune"] == 3.0  # finetunings of ten steps: at step 45, at 60 and at the end
     assert seen[-1]["train"] == 6.0
+
+
+class Holder(ER):
+    """Does something at the end, and holds what cannot be put back."""
+
+    def begin(self, learner):
+        super().begin(learner)
+        self.held = {1, 2}
+
+    def finish(self, learner):
+        pass
+
+
+def test_anytime_refuses_a_method_it_cannot_restore():
+    with pytest.raises(ValueError, match="anytime is True, but .* cannot be undone: Holder holds held, a set"):
+        next(train(small_stream(), Holder(), networks.mlp(6, inputs=4), batch=6, buffer=12, anytime=True))

@@ -17,6 +17,7 @@ example are not stored.
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -31,6 +32,9 @@ from transformers.trainer_callback import ExportableState
 from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
+from forgetless.repair.batches import call
+
+CALLS = 64  # forward passes kept per batch; a model that is called after an interrupt must not fill the memory
 
 
 @final
@@ -47,42 +51,50 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def __init__(
         self, fpf: FPF, labels: str = "labels", *, tasks: bool = True, checkpoint: str | Path | None = None
     ) -> None:
+        if not isinstance(fpf, FPF):
+            raise ValueError(
+                f"fpf is {fpf!r}; it must be a forgetless.FPF. A Trainer with restore_callback_states_from_checkpoint "
+                "makes new callbacks without one: leave that off, the state is read from the checkpoint anyway"
+            )
         self.fpf, self.labels, self.tasks, self.checkpoint = fpf, labels, tasks, checkpoint
         self._training = ""  # identifies this training in its checkpoints; the same in all processes
-        self._batches: list[Observation] = []  # of the current optimiser step
+        self._batches: deque[Observation] = deque(maxlen=CALLS)  # since the last optimiser step
         self._columns: set[str] | None = None  # the inputs that are stored, decided by the first batch
         self._hook: RemovableHandle | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
     ) -> None:
-        """Resume from a checkpoint, or begin a task."""
-        _check(self.fpf, args, named.get("model"))
-        _remove_hooks(unwrap(self.fpf.model))
+        """Resume from a checkpoint or begin a task, and start to collect batches."""
+        check(self.fpf, args, named.get("model"))
         self.fpf.settle()
         self._training = self.fpf.processes.gather(uuid4().hex)[0]
         if state.global_step:
             self._load(args, state)
         elif self.tasks and self.fpf.step:
             self.fpf.boundary()
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Start to collect the batches of an optimiser step."""
-        self._batches = []
-        self._hook = unwrap(self.fpf.model).register_forward_hook(self._collect, with_kwargs=True)
+        self._batches = deque(maxlen=CALLS * args.gradient_accumulation_steps)
+        self._add_hook()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Observe the batches of this optimiser step."""
-        assert self._hook is not None
-        self._hook.remove()
         if not self._batches:
             raise ValueError(
                 f"the model was not called with {self.labels!r} in this step; name the argument that holds the labels: "
-                "FPFCallback(fpf, labels=...). With compute_loss_func or label_smoothing_factor the Trainer does not "
-                "pass the labels to the model: compute the loss in the model instead"
+                "FPFCallback(fpf, labels=...). With compute_loss_func the Trainer does not pass the labels to the "
+                "model: compute the loss in the model instead"
             )
-        self.fpf.observe(*joined(self._batches))
-        self._batches = []
+        batches = list(self._batches)
+        self._batches.clear()
+        self._remove_hook()  # the finetuning calls the model too
+        try:
+            self.fpf.observe(*joined(batches))
+        finally:
+            self._add_hook()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Stop collecting batches."""
+        self._remove_hook()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the state of this process into the checkpoint."""
@@ -93,10 +105,23 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def state(self) -> dict[str, Any]:
         """Return what the Trainer stores in its own state, by which the files of one save are recognised."""
-        return {"args": {}, "attributes": {"saved": self._save_id()}}
+        return {"args": {"fpf": None}, "attributes": {"saved": self._save_id()}}
 
     def _save_id(self) -> str:
         return f"{self._training}-{self.fpf.step}"
+
+    def _add_hook(self) -> None:
+        network = unwrap(self.fpf.model)
+        for number, hook in list(network._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), FPFCallback):  # left by a training that was interrupted
+                del network._forward_hooks[number]
+                network._forward_hooks_with_kwargs.pop(number, None)
+        self._hook = network.register_forward_hook(self._collect, with_kwargs=True)
+
+    def _remove_hook(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _collect(self, model: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
         labels = named.get(self.labels)
@@ -104,6 +129,12 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
             return
         tensors = {n: value.detach() for n, value in named.items() if n != self.labels and isinstance(value, Tensor)}
         if self._columns is None:
+            from_labels = hasattr(model, "prepare_decoder_input_ids_from_labels")
+            if from_labels and "decoder_input_ids" not in tensors and self.fpf.objective.forward is call:
+                raise ValueError(
+                    f"{type(model).__name__} makes its decoder's inputs from the labels, but a repair calls it without "
+                    "them: add decoder_input_ids to the batches, as DataCollatorForSeq2Seq(tokenizer, model=model) does"
+                )
             self._columns = {name for name, value in tensors.items() if value.ndim and len(value) == len(labels)}
             if shared := [name for name, value in tensors.items() if value.ndim and name not in self._columns]:
                 warnings.warn(
@@ -133,7 +164,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         return f"forgetless{self.fpf.processes.rank or ''}.pt"
 
 
-def _check(fpf: FPF, args: TrainingArguments, model: nn.Module | None) -> None:
+def check(fpf: FPF, args: TrainingArguments, model: nn.Module | None) -> None:
     """Raise ``ValueError`` for a Trainer that FPF cannot follow."""
     if model is not None and unwrap(model) is not unwrap(fpf.model):
         raise ValueError("fpf is around another model than the Trainer's: make FPF(model) from that one")
@@ -142,13 +173,10 @@ def _check(fpf: FPF, args: TrainingArguments, model: nn.Module | None) -> None:
             f"the Trainer splits each batch over {args.n_gpu} GPUs in one process; start one process per GPU instead: "
             "torchrun --nproc-per-node ..."
         )
+    if args.label_smoothing_factor:
+        raise ValueError(
+            f"label_smoothing_factor is {args.label_smoothing_factor}, with which the Trainer does not pass the labels "
+            "to the model; smooth them in the model's loss instead"
+        )
     if args.fp16:
         raise ValueError("fp16 is on, for which finetuning has no gradient scaler; use bf16")
-
-
-def _remove_hooks(network: nn.Module) -> None:
-    """Remove the hooks that interrupted trainings left on the network."""
-    for number, hook in list(network._forward_hooks.items()):
-        if isinstance(getattr(hook, "__self__", None), FPFCallback):
-            del network._forward_hooks[number]
-            network._forward_hooks_with_kwargs.pop(number, None)

@@ -119,6 +119,8 @@ class Run(Iterator[Event]):
     def _train(self, set_up: Callable[[], RunState], state: Mapping[str, Any] | None) -> Generator[Event]:
         """Train on all tasks, or on what is left of them after ``state``."""
         run = self._run = set_up()
+        if run.settings.anytime:
+            _restorable_state(run)  # an error now rather than after the first task
         yield events.Began(len(run.tasks), _steps(run))
         if state is None:
             run.measured.untrained = _evaluate_untrained(run)
@@ -282,8 +284,7 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
     learner, method, engine = run.learner, run.method, run.engine
     with run.clock.phase("evaluate"):
         weights = {name: tensor.detach().clone() for name, tensor in run.network.state_dict().items()}
-        finishes = type(method).finish is not Method.finish
-        gathered: dict[str, Any] | None = copied(method.state_dict(learner)) if finishes else None
+        gathered = _restorable_state(run)
         random_state, ledger, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
@@ -297,6 +298,17 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
         learner.ledger.load_state_dict(ledger)
         learner.finetuned = finetuned
     return accuracies
+
+
+def _restorable_state(run: RunState) -> dict[str, Any] | None:
+    """Return a copy of the state of a method that has ``finish()``, or raise ``ValueError`` if it has none."""
+    if type(run.method).finish is Method.finish:
+        return None
+    try:
+        state: dict[str, Any] = copied(run.method.state_dict(run.learner))
+    except TypeError as error:
+        raise ValueError(f"anytime is True, but finish() of the method cannot be undone: {error}") from error
+    return state
 
 
 def _evaluate(run: RunState) -> Accuracies:
