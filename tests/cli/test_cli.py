@@ -106,12 +106,9 @@ def test_list_options_reach_the_run(tmp_path):
 
 
 def test_the_demo_ends_with_a_table_and_a_page(tmp_path, monkeypatch, capsys):
-    short = {"epochs": 1, "batch": 50, "replay": 50}
-    repair = {"fpf": {"steps": 5}, "k-fpf": {"steps": 5, "every": 10}}
-    monkeypatch.setattr(
-        demo, "VARIANTS",
-        [(method, {**given, **short, **repair.get(given.get("repair"), {})}) for method, given in demo.VARIANTS],
-    )  # fmt: skip
+    plan = demo.PLAN.read_text().replace("repair", "steps = 5\nrepair")
+    (tmp_path / "demo.toml").write_text(f"epochs = 1\nbatch = 50\nreplay = 50\n{plan}")
+    monkeypatch.setattr(demo, "PLAN", tmp_path / "demo.toml")
     demo.demo(tmp_path, seeds=1)
     printed = capsys.readouterr().out
     for label in ("sgd", "fpf+sgd", "k-fpf-ce", "k-fpf-kd", "er", "fpf+er", "derpp", "fpf+derpp", "joint"):
