@@ -219,17 +219,17 @@ def test_data_is_listed_and_checked(tmp_path):
 
 
 def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path):
-    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "4"]
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--steps", "20", "--epochs", "4"]
     often = ["--checkpoint-steps", "10"]
     given = call
 
-    def kept():
+    def written():
         return {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/checkpoint.safetensors")}
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        before = kept()
+        before = written()
         process = subprocess.Popen([*COMMAND, *given, *often], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        wait_until(lambda before=before: kept() != before, of=process)
+        wait_until(lambda before=before: written() != before, of=process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 130, errors
@@ -271,7 +271,8 @@ def test_a_report_is_written_without_torch(tmp_path):
     skipped = forgetless("report", "runs", cwd=tmp_path)
     assert "skipped: runs/torn/record.json is not a record: format None, this version reads 1" in skipped.stderr
     assert (
-        "error: there is no record in nowhere" in forgetless("report", "runs", "nowhere", cwd=tmp_path, expect=2).stderr
+        "error: there is no record in nowhere; records are <folder>/<id>/record.json or .jsonl"
+        in forgetless("report", "runs", "nowhere", cwd=tmp_path, expect=2).stderr
     )
     again = forgetless(
         "report", "runs", "--figures", "f", "--formats", "gif", "--out", "new/page.html", cwd=tmp_path, expect=2
@@ -386,7 +387,8 @@ def test_a_warning_is_one_line(tmp_path):
 
 
 def test_a_figure_of_the_paper_is_reproduced(tmp_path):
-    done = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
+    call = ["reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", "--workers", 1]
+    done = forgetless(*call, cwd=tmp_path)
     assert "quick: seq-digits, 1 seed" in done.stdout
     assert "er, fc1 frozen" in done.stdout
     assert "hold: freezing fc1 costs the most (none frozen " in done.stdout.replace("holds", "hold")
@@ -394,7 +396,7 @@ def test_a_figure_of_the_paper_is_reproduced(tmp_path):
     values = json.loads((tmp_path / "runs" / "reproduce-freeze-er-seeds-1-quick.json").read_text())
     assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
     assert all(len(line["records"]) == 1 for line in values["lines"])
-    again = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
+    again = forgetless(*call, cwd=tmp_path)
     assert "0 done, 4 finished earlier, 0 failed" in again.stdout
 
 

@@ -30,19 +30,14 @@ from forgetless.data.readers.files import DataError
 INTERRUPTED = 130
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer exports no name for the base class of its errors
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Find which parts of a network forget when its data shifts, and repair only those.",
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.callback(invoke_without_command=True)
 def _global_options(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
+    """Find which parts of a network forget when its data shifts, and repair only those."""
     if version:
         print_line(f"forgetless {forgetless.__version__}")
         raise typer.Exit

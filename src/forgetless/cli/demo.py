@@ -19,8 +19,7 @@ PLAN = Path(__file__).with_name("demo.toml")
 
 
 def demo(
-    out: Out = Path("forgetless-demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds per method.")] = 3,
+    out: Out = Path("forgetless-demo"), seeds: Annotated[int, typer.Option(min=1, help="Seeds per method.")] = 3
 ) -> None:
     """Train methods with and without FPF on the digits, in under a minute; print a table and write a page."""
     runs = expand_plan({**read_toml(PLAN), "seeds": seeds})

@@ -70,7 +70,7 @@ def resume(
     extras = options.parse_options(given, EXTRAS)
     file = run if run.name == checkpoint.NAME else run / checkpoint.NAME
     folder = file.parent.resolve()
-    record_file = folder / "record.json"
+    record_file = folder / record.NAME
     if record_file.exists():
         print_remark(f"this run is finished: {record_file}")
         _print_record(record.read(record_file), record_file, as_json=as_json)
