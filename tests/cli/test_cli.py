@@ -12,7 +12,9 @@ import pytest
 from forgetless import __version__
 from forgetless.cli import demo
 from forgetless.experiments import record
+from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import RunDone
 from helpers import LIMIT, command, wait_until
 
 COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
@@ -106,9 +108,16 @@ def test_list_options_reach_the_run(tmp_path):
 
 
 def test_the_demo_ends_with_a_table_and_a_page(tmp_path, monkeypatch, capsys):
-    plan = demo.PLAN.read_text().replace("repair", "steps = 5\nrepair")
+    plan = demo.PLAN.read_text().replace("repair", "steps = 5\nrepair").replace('"k-fpf"', '"k-fpf"\nevery = 10')
     (tmp_path / "demo.toml").write_text(f"epochs = 1\nbatch = 50\nreplay = 50\n{plan}")
     monkeypatch.setattr(demo, "PLAN", tmp_path / "demo.toml")
+
+    def sweep_in_this_process(runs, out):
+        for settings, result in run_lanes([run.settings for run in runs], 1, out):
+            assert isinstance(result, record.Record)
+            yield RunDone(settings, earlier=False)
+
+    monkeypatch.setattr(demo, "sweep", sweep_in_this_process)
     demo.demo(tmp_path, seeds=1)
     printed = capsys.readouterr().out
     for label in ("sgd", "fpf+sgd", "k-fpf-ce", "k-fpf-kd", "er", "fpf+er", "derpp", "fpf+derpp", "joint"):
