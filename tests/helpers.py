@@ -104,9 +104,7 @@ def ended(command, **options) -> subprocess.CompletedProcess[str]:
 
 # The server takes no path from the tests before Python 3.12, so these are modules that are installed.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    ["forgetless.cli.app", "forgetless.experiments.run", "forgetless.experiments.search", "forgetless.paper.reproduce"]
-)
+_FORKS.set_forkserver_preload(["forgetless.cli.app", "forgetless.experiments.run", "matplotlib.figure"])
 
 
 def command(*arguments, cwd, **environment) -> subprocess.CompletedProcess[str]:

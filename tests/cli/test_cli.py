@@ -12,7 +12,9 @@ import pytest
 from forgetless import __version__
 from forgetless.cli import demo
 from forgetless.experiments import record
+from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import RunDone
 from helpers import LIMIT, command, wait_until
 
 COMMAND = [sys.executable, "-c", "from forgetless.cli import main; main()"]
@@ -106,12 +108,16 @@ def test_list_options_reach_the_run(tmp_path):
 
 
 def test_the_demo_ends_with_a_table_and_a_page(tmp_path, monkeypatch, capsys):
-    short = {"epochs": 1, "batch": 50, "replay": 50}
-    repair = {"fpf": {"steps": 5}, "k-fpf": {"steps": 5, "every": 10}}
-    monkeypatch.setattr(
-        demo, "VARIANTS",
-        [(method, {**given, **short, **repair.get(given.get("repair"), {})}) for method, given in demo.VARIANTS],
-    )  # fmt: skip
+    plan = demo.PLAN.read_text().replace("repair", "steps = 5\nrepair").replace('"k-fpf"', '"k-fpf"\nevery = 10')
+    (tmp_path / "demo.toml").write_text(f"epochs = 1\nbatch = 50\nreplay = 50\n{plan}")
+    monkeypatch.setattr(demo, "PLAN", tmp_path / "demo.toml")
+
+    def sweep_in_this_process(runs, out):
+        for settings, result in run_lanes([run.settings for run in runs], 1, out):
+            assert isinstance(result, record.Record)
+            yield RunDone(settings, earlier=False)
+
+    monkeypatch.setattr(demo, "sweep", sweep_in_this_process)
     demo.demo(tmp_path, seeds=1)
     printed = capsys.readouterr().out
     for label in ("sgd", "fpf+sgd", "k-fpf-ce", "k-fpf-kd", "er", "fpf+er", "derpp", "fpf+derpp", "joint"):
@@ -222,17 +228,17 @@ def test_data_is_listed_and_checked(tmp_path):
 
 
 def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path):
-    call = ["run", "seq-digits", "derpp", "--k-fpf", "--epochs", "4"]
+    call = ["run", "seq-digits", "derpp", "--k-fpf", "--steps", "20", "--epochs", "4"]
     often = ["--checkpoint-steps", "10"]
     given = call
 
-    def kept():
+    def written():
         return {file: file.stat().st_mtime_ns for file in tmp_path.glob("runs/*/checkpoint.safetensors")}
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        before = kept()
+        before = written()
         process = subprocess.Popen([*COMMAND, *given, *often], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-        wait_until(lambda before=before: kept() != before, of=process)
+        wait_until(lambda before=before: written() != before, of=process)
         process.send_signal(number)
         _, errors = process.communicate(timeout=LIMIT)
         assert process.returncode == 130, errors
@@ -274,7 +280,8 @@ def test_a_report_is_written_without_torch(tmp_path):
     skipped = forgetless("report", "runs", cwd=tmp_path)
     assert "skipped: runs/torn/record.json is not a record: format None, this version reads 1" in skipped.stderr
     assert (
-        "error: there is no record in nowhere" in forgetless("report", "runs", "nowhere", cwd=tmp_path, expect=2).stderr
+        "error: there is no record in nowhere; records are <folder>/<id>/record.json or .jsonl"
+        in forgetless("report", "runs", "nowhere", cwd=tmp_path, expect=2).stderr
     )
     again = forgetless(
         "report", "runs", "--figures", "f", "--formats", "gif", "--out", "new/page.html", cwd=tmp_path, expect=2
@@ -389,7 +396,8 @@ def test_a_warning_is_one_line(tmp_path):
 
 
 def test_a_figure_of_the_paper_is_reproduced(tmp_path):
-    done = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
+    call = ["reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", "--workers", 1]
+    done = forgetless(*call, cwd=tmp_path)
     assert "quick: seq-digits, 1 seed" in done.stdout
     assert "er, fc1 frozen" in done.stdout
     assert "hold: freezing fc1 costs the most (none frozen " in done.stdout.replace("holds", "hold")
@@ -397,7 +405,7 @@ def test_a_figure_of_the_paper_is_reproduced(tmp_path):
     values = json.loads((tmp_path / "runs" / "reproduce-freeze-er-seeds-1-quick.json").read_text())
     assert [line["name"] for line in values["lines"]] == ["er", *(f"er, {g} frozen" for g in ("fc1", "fc2", "fc3"))]
     assert all(len(line["records"]) == 1 for line in values["lines"])
-    again = forgetless("reproduce", "freeze", "--quick", "--seeds", 1, "--rows", "er", cwd=tmp_path)
+    again = forgetless(*call, cwd=tmp_path)
     assert "0 done, 4 finished earlier, 0 failed" in again.stdout
 
 

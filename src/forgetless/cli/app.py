@@ -16,9 +16,8 @@ import typer
 import forgetless
 from forgetless.cli.data import data
 from forgetless.cli.demo import demo
-from forgetless.cli.list import list_names
 from forgetless.cli.options import PASS_THROUGH
-from forgetless.cli.output import print_remark, stdout
+from forgetless.cli.output import print_line, print_remark, print_table
 from forgetless.cli.report import report
 from forgetless.cli.reproduce import reproduce
 from forgetless.cli.run import resume, run
@@ -31,14 +30,27 @@ from forgetless.data.readers.files import DataError
 INTERRUPTED = 130
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer exports no name for the base class of its errors
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    help="Find which parts of a network forget when its data shifts, and repair only those.",
-)
-app.command("list")(list_names)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def _global_options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Find which parts of a network forget when its data shifts, and repair only those."""
+    if version:
+        print_line(f"forgetless {forgetless.__version__}")
+        raise typer.Exit
+
+
+@app.command("list")
+def list_names() -> None:
+    """List the streams, methods and networks."""
+    for kind, entries in catalogue.TABLES.items():
+        print_table((f"{kind}s", ""), ((name, entry.summary) for name, entry in entries.items()))
+    print_line("A path to your own object, package.module:object, is valid wherever a name is.")
+
+
 app.command(context_settings=PASS_THROUGH)(run)
 app.command()(resume)
 app.command()(demo)
@@ -47,21 +59,6 @@ app.command(context_settings=PASS_THROUGH)(search)
 app.command()(reproduce)
 app.command()(report)
 app.add_typer(data, name="data")
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        stdout.print(f"forgetless {forgetless.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _global_options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
 
 
 def main() -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from forgetless.cli.output import stdout
+from forgetless.cli.output import print_line, print_table
 from forgetless.config import catalogue
 from forgetless.data.download import SOURCES, get, problems
 from forgetless.data.readers.files import data_folder
@@ -19,25 +18,24 @@ data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, down
 @data.command("list")
 def list_data() -> None:
     """List the data sets and whether they are on this machine."""
-    table = Table("name", "what", "MB", "here", box=None, padding=(0, 2))
+    lines = []
     for name, source in SOURCES.items():
         present = [path.exists() for path in _paths(name)]
         state = "yes" if all(present) else "in part" if any(present) else "no"
-        table.add_row(name, source.summary, str(source.megabytes), state)
-    stdout.print(table)
-    stdout.print(f"folder: {data_folder()} (FORGETLESS_DATA sets another)")
+        lines.append((name, source.summary, str(source.megabytes), state))
+    print_table(("name", "what", "MB", "here"), lines)
+    print_line(f"folder: {data_folder()} (FORGETLESS_DATA sets another)")
 
 
 @data.command("get")
 def get_data(names: Annotated[list[str], typer.Argument(help="Names from `forgetless data list`.")]) -> None:
     """Download data sets that are missing or damaged."""
     for name in names:
-        _check_name(name)
-        if problems(name, data_folder()):
+        if _defects(name):
             get(name, data_folder())
-        if left := problems(name, data_folder()):
-            raise ValueError(f"{name}: {'; '.join(left)}")
-        stdout.print(f"{name}: complete, in {data_folder()}")
+        if defects := _defects(name):
+            raise ValueError(f"{name}: {defects}")
+        print_line(f"{name}: complete, in {data_folder()}")
 
 
 @data.command("check")
@@ -45,15 +43,12 @@ def check_data(
     names: Annotated[list[str] | None, typer.Argument(help="Default: every data set on this machine.")] = None,
 ) -> None:
     """Compare the files of data sets with their published checksums."""
-    damaged = False
-    for name in names or list(SOURCES):
-        _check_name(name)
-        if not names and not any(path.exists() for path in _paths(name)):
-            continue
-        found = problems(name, data_folder())
-        damaged = damaged or bool(found)
-        stdout.print(f"{name}: {'; '.join(found) or 'complete'}")
-    if damaged:
+    complete = True
+    for name in names or [name for name in SOURCES if any(path.exists() for path in _paths(name))]:
+        defects = _defects(name)
+        complete = complete and not defects
+        print_line(f"{name}: {defects or 'complete'}")
+    if not complete:
         raise typer.Exit(1)
 
 
@@ -62,7 +57,8 @@ def _paths(name: str) -> list[Path]:
     return [data_folder() / path for path in (*SOURCES[name].contents, *SOURCES[name].folders)]
 
 
-def _check_name(name: str) -> None:
-    """Raise ``ValueError`` for an unknown data set."""
+def _defects(name: str) -> str:
+    """Return what is missing or corrupt in a data set; empty if it is complete."""
     if name not in SOURCES:
         raise ValueError(catalogue.unknown("data set", name, SOURCES))
+    return "; ".join(problems(name, data_folder()))

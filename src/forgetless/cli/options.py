@@ -14,12 +14,7 @@ from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.settings import method_settings, run_settings
 
-LOG = Setting(
-    "log", str | None, None, "Log the training to tensorboard, wandb or mlflow.",
-    choices=("tensorboard", "wandb", "mlflow"), option="log",
-)  # fmt: skip
 EXECUTION = settings_of(Execution)
-CHECKPOINTS = {name: EXECUTION[name] for name in ("checkpoint_seconds", "checkpoint_steps")}
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's own settings
 
 Stream = Annotated[str, typer.Argument(help=run_settings()["stream"].help)]
@@ -35,16 +30,15 @@ Formats = Annotated[str, typer.Option(help="Formats of the figures: png, svg, pd
 
 def settings_except(names: Collection[str]) -> dict[str, Setting]:
     """Return the settings of a run, except some and except the arguments stream and method."""
-    return {name: one for name, one in run_settings().items() if name not in {"stream", "method", *names}}
+    return {name: declared for name, declared in run_settings().items() if name not in {"stream", "method", *names}}
 
 
-def with_options(*groups: Mapping[str, Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_options(settings: Mapping[str, Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds an option for each setting to a command that takes ``**given``."""
-    settings = {name: declared for group in groups for name, declared in group.items()}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        written = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        written = list(signature.parameters.values())[:-1]
         parameters = [*written, *(_option(name, declared) for name, declared in settings.items())]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -63,18 +57,13 @@ def parse_options(given: Mapping[str, Any], settings: Mapping[str, Setting]) -> 
 
 
 def parse_settings(
-    given: Mapping[str, Any], settings: Mapping[str, Setting], rest: Sequence[str], method: str, repair: str
+    given: Mapping[str, Any], settings: Mapping[str, Setting], rest: Sequence[str], method: str, fpf: bool, k_fpf: bool
 ) -> dict[str, Any]:
     """Return the settings of a run from its options, the method's own settings, and the repair."""
-    chosen = parse_options(given, settings) | _parse_rest(rest, method)
-    return chosen | ({} if repair == "none" else {"repair": repair})
-
-
-def parse_repair(fpf: bool, k_fpf: bool) -> str:
-    """Return the setting ``repair``."""
     if fpf and k_fpf:
         raise ValueError("--fpf and --k-fpf exclude each other: k-FPF also repairs at the end")
-    return "fpf" if fpf else "k-fpf" if k_fpf else "none"
+    repair = {"repair": "fpf" if fpf else "k-fpf"} if fpf or k_fpf else {}
+    return parse_options(given, settings) | _parse_rest(rest, method) | repair
 
 
 def parse_execution(given: Mapping[str, Any]) -> Execution:
@@ -85,24 +74,18 @@ def parse_execution(given: Mapping[str, Any]) -> Execution:
 def _parse_rest(words: Sequence[str], method: str) -> dict[str, Any]:
     """Return the method's own settings from the rest of a command line: ``--name value`` or ``--name=value``."""
     texts: dict[str, str] = {}
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    rest = iter(words)
+    for word in rest:
         if not word.startswith("--"):
             raise ValueError(f"{word!r} is not expected here: options start with --")
         name, equals, value = word[2:].partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ValueError(
-                    f"--{name} is not an option of this command; as a setting of {method} it needs a value"
-                )
-            value = rest.pop(0)
-        texts[name.replace("-", "_")] = value
+        text = value if equals else next(rest, "--")
+        if text.startswith("--"):
+            raise ValueError(f"--{name} is not an option of this command; as a setting of {method} it needs a value")
+        texts[name.replace("-", "_")] = text
     if "repair" in texts:
         raise ValueError(f"repair is {texts['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
-    known = run_settings()
-    if any(name not in known for name in texts):
-        known = {**method_settings(method), **known}
+    known = {**method_settings(method), **run_settings()} if texts else {}
     return {name: known[name].parse(text) if name in known else text for name, text in texts.items()}
 
 
@@ -110,6 +93,5 @@ def _option(name: str, declared: Setting) -> inspect.Parameter:
     """Return the parameter for one setting; its default ``None`` means that it was not given."""
     flag = f"--{name.replace('_', '-')}"
     kind = declared.kinds[0] if declared.kinds[0] in (bool, int, float) and len(declared.kinds) == 1 else str
-    option = typer.Option(flag, help=declared.help, show_default=False)
-    annotation: Any = Annotated[kind | None, option]
+    annotation: Any = Annotated[kind | None, typer.Option(flag, help=declared.help, show_default=False)]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import final
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -14,6 +17,7 @@ from forgetless.reports import rows
 
 stdout = Console(markup=False, emoji=False, highlight=False)  # folder names may look like markup
 stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
+BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 
 
 def print_line(text: str) -> None:
@@ -26,7 +30,7 @@ def print_remark(text: str) -> None:
     stderr.print(text, soft_wrap=True)
 
 
-def print_skipped(problems: list[str]) -> None:
+def print_skipped(problems: Iterable[str]) -> None:
     """Name the records that are left out of a table."""
     for problem in problems:
         print_remark(f"skipped: {problem}")
@@ -34,9 +38,32 @@ def print_skipped(problems: list[str]) -> None:
 
 def agreeing(records: list[Record]) -> list[Record]:
     """Return the records that can be averaged, and name the others."""
-    kept, problems = record.agreeing(records)
+    members, problems = record.agreeing(records)
     print_skipped(problems)
-    return kept
+    return members
+
+
+def print_table(headings: Iterable[str], lines: Iterable[Iterable[str]], *, numbers: bool = False) -> None:
+    """Print a table. With ``numbers``, all columns but the first are aligned to the right."""
+    table = Table(box=None)
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if numbers and position else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    stdout.print(table)
+
+
+def print_rows(records: list[Record]) -> None:
+    """Print a table with one row per method."""
+    print_table(rows.HEADINGS, map(rows.cells, rows.table_rows(records)), numbers=True)
+
+
+def print_by_stream(records: list[Record]) -> None:
+    """Print a table for each stream."""
+    for stream, members in rows.by_stream(records).items():
+        stdout.print(stream)
+        print_rows(members)
+    print_mixed_versions(records)
 
 
 def print_mixed_versions(records: list[Record]) -> None:
@@ -46,45 +73,15 @@ def print_mixed_versions(records: list[Record]) -> None:
             print_remark(f"{row.label}: its records come from the versions {', '.join(versions)}")
 
 
-def print_rows(records: list[Record]) -> None:
-    """Print a table with one row per method."""
-    table = Table(box=None, padding=(0, 1))
-    for number, heading in enumerate(rows.HEADINGS):
-        table.add_column(heading, justify="right" if number else "left", overflow="fold")
-    for row in rows.table_rows(records):
-        table.add_row(*rows.cells(row))
-    stdout.print(table)
-
-
-def print_by_stream(records: list[Record]) -> None:
-    """Print a table for each stream."""
-    for stream, members in rows.by_stream(records).items():
-        stdout.print(stream)
-        print_rows(members)
-
-
-def progress_bar() -> Progress:
-    """Return a progress bar that disappears when it ends."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=stderr, transient=True)
-
-
-class SweepProgress:
-    """A progress bar for many runs. Failures are printed at once."""
+@final
+class SweepProgress(Progress):
+    """A progress bar for many runs, which disappears when it ends. Failures are printed at once."""
 
     def __init__(self, total: int) -> None:
+        super().__init__(*BAR, console=stderr, transient=True)
         self.done = self.existing = self.failed = 0
+        self._left, self._bar = total, self.add_task("starting", total=total)
         self._running: set[str] = set()
-        self._total = total
-        self._bar = progress_bar()
-        self._task = self._bar.add_task("starting", total=total)
-
-    def __enter__(self) -> SweepProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
 
     def __str__(self) -> str:
         return f"{self.done} done, {self.existing} finished earlier, {self.failed} failed"
@@ -105,9 +102,6 @@ class SweepProgress:
                 self.existing += 1
             else:
                 self.done += 1
-            if event.earlier:
-                self._total -= 1
-                self._bar.update(self._task, total=self._total)
-            else:
-                self._bar.advance(self._task)
-        self._bar.update(self._task, description=f"{self}, {len(self._running)} running")
+            self._left -= event.earlier
+            self.update(self._bar, total=self._left, advance=not event.earlier)
+        self.update(self._bar, description=f"{self}, {len(self._running)} running")

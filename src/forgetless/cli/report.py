@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from forgetless.cli.options import Formats
-from forgetless.cli.output import agreeing, print_by_stream, print_line, print_mixed_versions, print_skipped
+from forgetless.cli.output import agreeing, print_by_stream, print_line, print_skipped
 from forgetless.experiments import record
 from forgetless.experiments.record import Record
 from forgetless.experiments.storage import write_whole
@@ -37,7 +37,6 @@ def report(
     if not kept:
         raise ValueError(f"no record in {', '.join(folders)} can be read")
     print_by_stream(kept)
-    print_mixed_versions(kept)
     links = {finished.id: _link(file, out) for file, finished in records}
     write_whole(page.html(kept, title or ", ".join(rows.by_stream(kept)), links).encode(), out)
     print_line(f"page: {out}")
@@ -54,7 +53,9 @@ def _read(folders: list[str]) -> list[tuple[Path, Record]]:
     """Return the records with their files. Of records with the same settings only the first counts."""
     files = {name: record.files(record.folder(name)) for name in folders}
     if empty := [name for name, members in files.items() if not members]:
-        raise ValueError(f"there is no record in {', '.join(empty)}; a run writes <folder>/<id>/record.json")
+        raise ValueError(
+            f"there is no record in {', '.join(empty)}; records are <folder>/<id>/record.json or .jsonl files"
+        )
     records, problems = record.read_those([file for members in files.values() for file in members])
     print_skipped(problems)
     first: dict[str, tuple[Path, Record]] = {}

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from forgetless.cli.options import EXECUTION, Formats, Out, parse_execution, with_options
-from forgetless.cli.output import SweepProgress, agreeing, print_line, print_mixed_versions, stdout
+from forgetless.cli.output import SweepProgress, agreeing, print_line, print_mixed_versions, print_table
 from forgetless.config import catalogue
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
@@ -21,6 +20,9 @@ from forgetless.paper import reproduce as paper
 from forgetless.paper.studies import ITEMS, notes
 from forgetless.reports import charts
 
+COSTS = """A step of ResNet-18 on 32×32 images takes about 1 ms on an H200 in lanes (docs/speed.md), so a million steps
+take about 17 minutes. A step of the MLP takes about 0.4 ms on a CPU core. --quick takes minutes."""
+
 
 @with_options(EXECUTION)
 def reproduce(
@@ -30,9 +32,7 @@ def reproduce(
     buffer: Annotated[int | None, typer.Option(help="Only this buffer size.")] = None,
     rows: Annotated[str | None, typer.Option(help="Only these rows of a table, such as er,fpf+er.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; default: 5, with --quick 2.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Use the digits (or --stream), few seeds and few points.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The digits (or --stream), few seeds, few points.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Out = Path("runs"),
     figures: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
@@ -48,17 +48,15 @@ def reproduce(
         raise ValueError(f"name what to reproduce: one of {', '.join(ITEMS)}; --list shows what each costs")
     if what not in ITEMS:
         raise ValueError(catalogue.unknown("table or figure", what, ITEMS))
-    charts.check_formats(formats.split(","))
     item = ITEMS[what]
     item.check(what, options)
     execution = parse_execution(given)
     if item.filters and execution != Execution():
-        raise ValueError(
-            f"{what} is one run in this process, without checkpoints: remove --on, --workers, --lanes, --retry and "
-            "--checkpoint-…"
-        )
+        unused = ", ".join(f"--{name.replace('_', '-')}" for name in EXECUTION)
+        raise ValueError(f"{what} is one run in this process, without checkpoints: remove {unused}")
     lines = item.lines(options)
     runs = paper.runs(lines)
+    charts.check_formats(formats.split(","))
     remarks = notes(options, lines)
     for remark in remarks:
         print_line(remark)
@@ -68,18 +66,17 @@ def reproduce(
     measured = paper.read_measured(lines, out)
     if not measured:
         raise ValueError(f"all runs failed; {RETRY_HINT}")
-    records = agreeing(list({used.id: used for line in measured for used in line.records}.values()))
+    records = agreeing(list({used.id: used for entry in measured for used in entry.records}.values()))
     measured = paper.keep_records(measured, records)
-    for name in dict.fromkeys(line.line.stream for line in measured):
-        stdout.print(name)
-        _print_comparison([line for line in measured if line.line.stream == name])
+    for name in dict.fromkeys(entry.line.stream for entry in measured):
+        print_line(name)
+        _print_comparison([entry for entry in measured if entry.line.stream == name])
     print_mixed_versions(records)
     findings = item.findings(measured)
     for finding in findings:
         print_line(str(finding))
-    chosen = [*([stream] if stream else []), *([str(buffer)] if buffer else []), *options.rows]
-    chosen += [f"seeds-{seeds}"] if seeds else []
-    file = out / f"{'-'.join(['reproduce', what, *chosen, *(['quick'] if quick else [])])}.json"
+    chosen = [str(value) for value in (stream, buffer, *options.rows, seeds and f"seeds-{seeds}") if value]
+    file = out / f"{'-'.join(['reproduce', what, *chosen])}{'-quick' * quick}.json"
     record.write_json(paper.to_dict(what, measured, findings, remarks), file)
     for name, figure in item.draw(measured).items():
         stem = "-".join([what, *(word for word in chosen if f"-{word}-" not in f"-{name}-"), name])
@@ -102,31 +99,27 @@ def _watch_filters(runs: list[Planned], out: Path) -> Iterator[SweepEvent]:
 
 def _print_comparison(measured: list[paper.Measured]) -> None:
     """Print the rows of one stream, compared with the paper where it has numbers."""
-    compared = any(one.line.target for one in measured)
+    compared = any(entry.line.target for entry in measured)
     headings = ["", "paper", "ours", "difference", "in s.e.", "TFLOPs"] if compared else ["", "ours", "TFLOPs"]
-    table = Table(box=None, padding=(0, 2))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    for one in measured:
-        target = one.line.target
-        unit = "" if one.line.metric == "accuracy" else f" ({one.line.metric.replace('_', ' ')})"
-        cells = {
-            "": one.line.name + unit,
-            "paper": "" if target is None else f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else ""),
-            "ours": one.shown,
-            "difference": "" if one.difference is None else f"{one.difference:+.2f}",
-            "in s.e.": "" if one.standard_errors is None else f"{one.standard_errors:+.1f}",
-            "TFLOPs": f"{one.tflops:.3g}",
-        }
-        table.add_row(*(cells[heading] for heading in headings))
-    stdout.print(table)
+    lines = []
+    for entry in measured:
+        target, errors, metric = entry.line.target, entry.standard_errors, entry.line.metric
+        cells = {"": entry.line.name, "ours": entry.shown, "TFLOPs": f"{entry.tflops:.3g}"}
+        if metric != "accuracy":
+            cells[""] += f" ({metric.replace('_', ' ')})"
+        if target is not None:
+            cells["paper"] = f"{target.mean:.2f}" + (f" ± {target.std:.2f}" if target.std else "")
+            cells["difference"] = f"{entry.difference:+.2f}"
+            cells["in s.e."] = "" if errors is None else f"{errors:+.1f}"
+        lines.append([cells.get(heading, "") for heading in headings])
+    print_table(headings, lines, numbers=True)
 
 
 def _list_items(options: paper.Options) -> None:
     """List the items that have what the options ask for, with their runs and steps."""
     if options.stream is not None:
         catalogue.check_name("stream", options.stream)
-    table = Table("name", "runs", "million steps", "what", box=None, padding=(0, 2))
+    lines = []
     for name, item in ITEMS.items():
         try:
             item.check(name, options)
@@ -135,9 +128,6 @@ def _list_items(options: paper.Options) -> None:
             continue
         known = all(run.settings.stream in paper.IMAGES for run in runs)
         steps = f"{sum(paper.training_steps(run.settings) for run in runs) / 1e6:.3g}" if known else "–"
-        table.add_row(name, str(len(runs)), steps, f"{item.summary} ({item.where})")
-    stdout.print(table)
-    stdout.print(
-        "A step of ResNet-18 on 32×32 images takes about 1 ms on an H200 in lanes (docs/speed.md), so a million steps "
-        "take about 17 minutes. A step of the MLP takes about 0.4 ms on a CPU core. --quick takes minutes."
-    )
+        lines.append((name, str(len(runs)), steps, f"{item.summary} ({item.where})"))
+    print_table(("name", "runs", "million steps", "what"), lines)
+    print_line(COSTS)

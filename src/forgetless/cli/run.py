@@ -6,22 +6,30 @@ import json
 import os
 import sys
 from pathlib import Path
+from statistics import mean
 from typing import Annotated, Any
 
 import typer
+from rich.progress import Progress
 
 import forgetless
 from forgetless.cli import options
-from forgetless.cli.output import print_line, print_remark, print_rows, progress_bar, stderr
+from forgetless.cli.output import BAR, print_line, print_remark, print_rows, stderr
+from forgetless.config.fields import Setting
 from forgetless.experiments import record
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 
 SETTINGS = options.settings_except(())
-EXTRAS = {**options.CHECKPOINTS, "log": options.LOG}
+EXTRAS = {name: options.EXECUTION[name] for name in ("checkpoint_seconds", "checkpoint_steps")} | {
+    "log": Setting(
+        "log", str | None, None, "Log the training to tensorboard, wandb or mlflow.",
+        choices=("tensorboard", "wandb", "mlflow"), option="log",
+    )
+}  # fmt: skip
 
 
-@options.with_options(SETTINGS, EXTRAS)
+@options.with_options({**SETTINGS, **EXTRAS})
 def run(
     context: typer.Context,
     stream: options.Stream,
@@ -34,8 +42,7 @@ def run(
     **given: Any,
 ) -> None:
     """Train a METHOD on a STREAM. The method's own settings are options too, such as --alpha 0.2."""
-    repair = options.parse_repair(fpf, k_fpf)
-    chosen = options.parse_settings(given, SETTINGS, context.args, method, repair)
+    chosen = options.parse_settings(given, SETTINGS, context.args, method, fpf, k_fpf)
     settings, sources = resolve(stream, method, chosen)
     extras = options.parse_options(given, EXTRAS)
     file = record.path(out, settings)
@@ -63,7 +70,7 @@ def resume(
     extras = options.parse_options(given, EXTRAS)
     file = run if run.name == checkpoint.NAME else run / checkpoint.NAME
     folder = file.parent.resolve()
-    record_file = folder / "record.json"
+    record_file = folder / record.NAME
     if record_file.exists():
         print_remark(f"this run is finished: {record_file}")
         _print_record(record.read(record_file), record_file, as_json=as_json)
@@ -78,39 +85,26 @@ def resume(
     _print_record(finished, record_file, as_json=as_json)
 
 
-def set_threads(settings: Settings) -> None:
-    """Use one thread for the MLP's small batches, which more threads do not speed up (docs/speed.md)."""
-    import torch
-
-    small = settings.network == "mlp" and settings.batch + settings.replay <= 64
-    if small and settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
-
-
 def _train(
-    settings: Settings,
-    sources: dict[str, str],
-    out: Path,
-    extras: dict[str, Any],
-    *,
-    quiet: bool,
-    eager: bool = False,
+    settings: Settings, sources: dict[str, str], out: Path, extras: dict[str, Any], *, quiet: bool, eager: bool = False
 ) -> Record:
     """Train with a progress bar, unless ``quiet``, and return the record."""
+    import torch
+
     from forgetless.experiments import loggers
     from forgetless.experiments.checkpoint import Stop
     from forgetless.experiments.run import run as run_settings
     from forgetless.training.events import Began, Event, Stepped, TaskEnded
 
-    set_threads(settings)
+    small = settings.network == "mlp" and settings.batch + settings.replay <= 64
+    if small and settings.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # more threads do not speed up small batches (docs/speed.md)
     stop = Stop()
     stop.listen()
     how: dict[str, Any] = {"eager": eager, "schedule": options.parse_execution(extras).schedule, "stop": stop}
     if "log" in extras:
         how["log"] = loggers.for_run(extras["log"], settings, out)
-    if quiet:
-        return run_settings(settings, sources, out, **how)
-    with progress_bar() as progress:
+    with Progress(*BAR, console=stderr, transient=True, disable=quiet) as progress:
         bar = progress.add_task("reading data", total=None)
 
         def show(event: Event) -> None:
@@ -118,10 +112,9 @@ def _train(
                 progress.update(bar, total=event.steps, description="task 1")
             elif isinstance(event, Stepped):
                 progress.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}")
-            elif isinstance(event, TaskEnded):
-                seen = event.accuracies[: event.seen]
-                mean = sum(seen) / len(seen)
-                progress.console.print(f"after task {event.task}: {mean:.1f} % on the tasks so far")
+            elif isinstance(event, TaskEnded) and not quiet:
+                accuracy = mean(event.accuracies[: event.seen])
+                progress.console.print(f"after task {event.task}: {accuracy:.1f} % on the tasks so far")
 
         return run_settings(settings, sources, out, show, **how)
 
@@ -130,12 +123,10 @@ def _print_settings(settings: Settings, sources: dict[str, str]) -> None:
     """Print the values that a run starts from, by their source."""
     by_source: dict[str, list[str]] = {}
     values = {**settings.to_dict(), **settings.options}
-    for name, source in sources.items():
+    usual = [name for name in ("network", "epochs", "batch", "lr", "buffer", "replay") if name not in sources]
+    for name, source in {**sources, **dict.fromkeys(usual, "default")}.items():
         if name not in ("seed", "device", "repair"):
             by_source.setdefault(source, []).append(f"{name} {values.get(name, getattr(settings, name, None))}")
-    usual = ("network", "epochs", "batch", "lr", "buffer", "replay")
-    if rest := [f"{name} {values[name]}" for name in usual if name not in sources]:
-        by_source["default"] = rest
     for source, names in by_source.items():
         stderr.print(f"{source}: {', '.join(names)}")
 
@@ -147,6 +138,6 @@ def _print_record(finished: Record, file: Path, *, as_json: bool) -> None:
         return
     print_rows([finished])
     if finished.before_finetuning:
-        before = sum(finished.before_finetuning) / len(finished.before_finetuning)
-        print_line(f"before the last repair: {before:.1f} %; repaired: {', '.join(finished.chosen) or 'nothing'}")
+        before, repaired = mean(finished.before_finetuning), ", ".join(finished.chosen) or "nothing"
+        print_line(f"before the last repair: {before:.1f} %; repaired: {repaired}")
     print_line(f"record: {file}")

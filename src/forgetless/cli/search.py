@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from forgetless.cli import options
-from forgetless.cli.output import SweepProgress, print_line, print_mixed_versions, print_skipped, stdout
+from forgetless.cli.output import SweepProgress, print_line, print_mixed_versions, print_skipped, print_table
 from forgetless.config import catalogue
 from forgetless.experiments.search import SearchResult, paper_grid, points_per_seed, read_grid
 from forgetless.experiments.search import search as execute_search
@@ -19,35 +18,30 @@ SETTINGS = options.settings_except(("seed", "validation"))
 SHOWN = 10  # points in the table
 
 
-@options.with_options(options.EXECUTION, SETTINGS)
+@options.with_options({**options.EXECUTION, **SETTINGS})
 def search(
     context: typer.Context,
     stream: options.Stream,
     method: options.Method,
-    grid: Annotated[
-        Path | None, typer.Option(help="TOML file with a list of values per setting; default: the paper's grid.")
-    ] = None,
+    grid: Annotated[Path | None, typer.Option(help="TOML file, a list per setting; default: the paper's grid.")] = None,
     fpf: options.Fpf = False,
     k_fpf: options.KFpf = False,
     distill: Annotated[bool, typer.Option("--distill", help="Also search λ of k-FPF-KD in the paper's grid.")] = False,
     seeds: Annotated[int, typer.Option(help="Seeds of the chosen point, trained on all training images.")] = 5,
     search_seeds: Annotated[int, typer.Option(help="Validation seeds of each point.")] = 1,
-    halving: Annotated[
-        bool, typer.Option("--halving", help="Give further validation seeds only to the better half.")
-    ] = False,
+    halving: Annotated[bool, typer.Option("--halving", help="Only the better half receives further seeds.")] = False,
     out: options.Out = Path("runs"),
     **given: Any,
 ) -> None:
     """Try a grid on validation data, then train the best point on all data. Settings are options, as for run."""
     catalogue.check_name("stream", stream)
     catalogue.check_name("method", method)
-    repair = options.parse_repair(fpf, k_fpf)
+    chosen = options.parse_settings(given, SETTINGS, context.args, method, fpf, k_fpf)
     if distill and (grid or not k_fpf):
         raise ValueError("--distill adds λ to the paper's grid of --k-fpf; in a grid of your own, list kd instead")
     if halving and search_seeds == 1:
         raise ValueError("--halving gives further seeds to the better half: it needs --search-seeds 2 or more")
-    space = read_grid(grid) if grid else paper_grid(stream, repair, distill=distill)
-    chosen = options.parse_settings(given, SETTINGS, context.args, method, repair)
+    space = read_grid(grid) if grid else paper_grid(stream, chosen.get("repair", "none"), distill=distill)
     points = math.prod(map(len, space.values()))
     with SweepProgress(sum(points_per_seed(points, search_seeds, halving=halving)) + seeds) as progress:
         for event in execute_search(
@@ -65,17 +59,17 @@ def _print_result(result: SearchResult) -> None:
     """Print the best points, and the accuracy of the chosen one."""
     print_skipped(result.skipped)
     ranked = sorted(result.points, key=lambda point: (-len(point.accuracies), -point.score))
-    table = Table(*result.grid, "validation", "seeds", box=None, padding=(0, 2))
+    lines = []
     for point in ranked[:SHOWN]:
         score = f"{point.score:.2f}" if point.accuracies else "failed"
-        table.add_row(*map(str, point.values.values()), score, str(len(point.accuracies)))
-    stdout.print(table)
+        lines.append([*map(str, point.values.values()), score, str(len(point.accuracies))])
+    print_table([*result.grid, "validation", "seeds"], lines)
     if len(ranked) > SHOWN:
-        stdout.print(f"… and {len(ranked) - SHOWN} more points")
+        print_line(f"… and {len(ranked) - SHOWN} more points")
     settings = ", ".join(f"{name} {value}" for name, value in result.chosen.items())
     accuracy, count = result.test_accuracy, len(result.records)
     spread = f" ± {accuracy.std:.2f} % over {count} seeds" if count > 1 else " % with one seed"
-    stdout.print(f"chosen: {settings}; on the test set {accuracy.mean:.2f}{spread}")
+    print_line(f"chosen: {settings}; on the test set {accuracy.mean:.2f}{spread}")
     print_mixed_versions(result.records)
     if result.halving:
-        stdout.print(f"halving saved {result.saved_runs} runs")
+        print_line(f"halving saved {result.saved_runs} runs")
