@@ -7,7 +7,7 @@ The runs are those of a sweep, so finished runs are skipped. ``studies`` lists t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from forgetless.experiments.presets import GRIDS, STREAM_DEFAULTS, preset
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.paper.published import Target
-from forgetless.reports.rows import Row, plus_minus
+from forgetless.reports.rows import Row, grouped, plus_minus
 from forgetless.training.metrics import MeanStd, mean_std
 
 if TYPE_CHECKING:
@@ -54,6 +54,10 @@ class Options:
     @property
     def buffer_setting(self) -> dict[str, Any]:
         return {} if self.buffer is None else {"buffer": self.buffer}
+
+    def stream_or(self, default: str, quick: str = QUICK) -> str:
+        """Return the stream that was asked for, or that of the paper, or that of a quick reproduction."""
+        return self.stream or (quick if self.quick else default)
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,6 @@ class Measured:
         return self.values.mean
 
     @property
-    def std(self) -> float:
-        return self.values.std
-
-    @property
     def shown(self) -> str:
         return plus_minus(self.values, len(self.records), 2)
 
@@ -118,7 +118,7 @@ class Measured:
         target, difference = self.line.target, self.difference
         if target is None or target.std is None or difference is None or len(self.records) < 2:
             return None
-        error = standard_error((target.std, SEEDS), (self.std, len(self.records)))
+        error = standard_error((target.std, SEEDS), (self.values.std, len(self.records)))
         return difference / error if error else None
 
 
@@ -140,11 +140,17 @@ class Item:
 
     where: str
     summary: str
-    lines: Callable[[Options], list[Line]]
-    findings: Callable[[Sequence[Measured]], list[Finding]]
+    plan: Callable[[Options], Iterable[Line]]
+    judge: Callable[[Sequence[Measured]], Iterable[Finding]]
     draw: Callable[[Sequence[Measured]], Mapping[str, Figure]]
     filters: bool = False  # whether ``filters`` measures its runs
     unused_options: tuple[str, ...] = ()
+
+    def lines(self, options: Options) -> list[Line]:
+        return list(self.plan(options))
+
+    def findings(self, measured: Sequence[Measured]) -> list[Finding]:
+        return list(self.judge(measured))
 
     def check(self, name: str, options: Options) -> None:
         """Raise an error if an option is given that would have no effect."""
@@ -154,6 +160,11 @@ class Item:
                 raise ValueError(f"{option} is {given}, but {name} has no {option} to choose from: leave it out")
 
 
+def listed(numbers: Mapping[str, float], form: str) -> str:
+    """Return names and formatted numbers, separated by commas: "er 61.2, der 63.0"."""
+    return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items())
+
+
 def standard_error(*samples: tuple[float, int]) -> float:
     """Return the standard error of a difference of means: √ Σ std² / n over the samples (std, n)."""
     return math.sqrt(sum(std**2 / count for std, count in samples))
@@ -161,15 +172,13 @@ def standard_error(*samples: tuple[float, int]) -> float:
 
 def metric_value(record: Record, metric: str) -> float:
     """Return what a record has for the metric of a published number."""
-    if metric == "accuracy":
-        return record.accuracy
     if metric.startswith("accuracy_after_task_"):
         return record.anytime[int(metric.rpartition("_")[2]) - 1]
     if metric == "finetune_tflops":
         return record.flops.get("finetune", 0) / 1e12
     if metric == "train_tflops":
         return sum(record.flops.values()) / 1e12
-    raise ValueError(f"metric is {metric!r}, which records do not have")
+    return record.accuracy
 
 
 def plan_runs(stream: str, method: str, given: Mapping[str, Any], options: Options) -> tuple[Planned, ...]:
@@ -192,7 +201,10 @@ def scenario(stream: str) -> str | None:
 
 
 def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the method and the settings behind a ``Settings.label`` such as er, fpf-all+er or k-fpf-kd+masked."""
+    """Return the method and the settings behind a ``Settings.label`` such as er, fpf-all+er or k-fpf-kd+masked.
+
+    λ of k-FPF-KD is the value that a search chose, or the middle of the paper's grid.
+    """
     repair, _, method = label.rpartition("+")
     if not repair and not label.startswith("k-fpf"):
         return label, {}
@@ -203,17 +215,10 @@ def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str
     if "all" in rest:
         given["groups"] = "all"
     if "kd" in rest:
-        given["kd"] = distill_weight(stream, method, buffer)
+        searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
+        grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
+        given["kd"] = float(searched["kd"][0]) if "kd" in searched else grid[len(grid) // 2]
     return method, given
-
-
-def distill_weight(stream: str, method: str, buffer: int | None = None) -> float:
-    """Return λ of k-FPF-KD: the value that a search chose, or the middle of the paper's grid."""
-    searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
-    if "kd" in searched:
-        return float(searched["kd"][0])
-    grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
-    return grid[len(grid) // 2]
 
 
 def stream_steps(stream: str, epochs: int | None = None) -> int:
@@ -234,6 +239,11 @@ def training_steps(settings: Settings) -> int:
         return trained
     every, steps = settings.finetune.every, settings.finetune.steps
     return trained + steps * (1 + (trained // every if every else 0))
+
+
+def by_stream(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Return the lines of each stream, in order of first appearance."""
+    return grouped(measured, lambda entry: entry.line.stream)
 
 
 def read_measured(lines: Sequence[Line], out: Path) -> list[Measured]:
@@ -266,7 +276,7 @@ def to_dict(
             {
                 "name": entry.line.name, "stream": entry.line.stream, "metric": entry.line.metric,
                 "paper": None if entry.line.target is None else [entry.line.target.mean, entry.line.target.std],
-                "ours": [round(entry.mean, 3), round(entry.std, 3) if len(entry.records) > 1 else None],
+                "ours": [round(entry.mean, 3), round(entry.values.std, 3) if len(entry.records) > 1 else None],
                 "seeds": len(entry.records),
                 "difference": None if entry.difference is None else round(entry.difference, 3),
                 "standard_errors": None if entry.standard_errors is None else round(entry.standard_errors, 2),

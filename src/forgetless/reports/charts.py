@@ -33,16 +33,6 @@ class GroupChanges:
     detected: list[int]  # the indices at which the detector reported a shift
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A choice of groups to finetune: what it reaches and what it costs."""
-
-    name: str
-    accuracy: float
-    tflops: float
-    parameters: float
-
-
 def learning_curves(rows: Sequence[Row]) -> dict[str, list[float]]:
     """Return the accuracy on the tasks so far after each task, by label, for rows with several tasks."""
     return {row.label: row.anytime for row in rows if len(row.anytime) > 1}
@@ -104,11 +94,8 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMA
 
 def anytime(rows: Sequence[Row]) -> Figure:
     """Draw the accuracy on the tasks so far after each task."""
-    figure, axes = _open()
-    for label, values in learning_curves(rows).items():
-        axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    return _close(figure, axes, "tasks learned", "accuracy on them (%)")
+    series = {label: list(enumerate(values, 1)) for label, values in learning_curves(rows).items()}
+    return curves(series, "tasks learned", "accuracy on them (%)")
 
 
 def cost(rows: Sequence[Row]) -> Figure:
@@ -199,23 +186,23 @@ def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanS
     return _close(figure, axes, "accuracy (%)", title=title)
 
 
-def choices(by_repair: Mapping[str, Sequence[Choice]], title: str) -> Figure:
+def choices(by_repair: Mapping[str, Sequence[Row]], title: str) -> Figure:
     """Draw accuracy, FLOPs and parameters of each choice of groups, the last two relative to the largest."""
     figure = _figure(8, 3.2 * len(by_repair))
     panels: Any = figure.subplots(len(by_repair), 1, squeeze=False)
-    largest_cost = max(choice.tflops for members in by_repair.values() for choice in members)
-    largest_size = max(choice.parameters for members in by_repair.values() for choice in members)
-    for axes, (repair, members) in zip(panels[:, 0], by_repair.items(), strict=True):
-        places = range(len(members))
-        costs, sizes = [c.tflops / largest_cost for c in members], [c.parameters / largest_size for c in members]
+    largest_cost = max(row.tflops for rows in by_repair.values() for row in rows)
+    largest_share = max(row.share for rows in by_repair.values() for row in rows)
+    for axes, (repair, rows) in zip(panels[:, 0], by_repair.items(), strict=True):
+        places = range(len(rows))
+        costs, shares = [row.tflops / largest_cost for row in rows], [row.share / largest_share for row in rows]
         axes.bar([i - 0.2 for i in places], costs, 0.38, label="FLOPs", color="#93c5fd")
-        axes.bar([i + 0.2 for i in places], sizes, 0.38, label="parameters", color="#fdba74")
-        axes.set_xticks(list(places), [choice.name for choice in members], rotation=30, ha="right", fontsize=8)
+        axes.bar([i + 0.2 for i in places], shares, 0.38, label="parameters", color="#fdba74")
+        axes.set_xticks(list(places), [row.label for row in rows], rotation=30, ha="right", fontsize=8)
         axes.set_ylabel("share of the largest")
         right = axes.twinx()
-        right.plot(places, [choice.accuracy for choice in members], "k.-", label="accuracy")
-        best = max(places, key=lambda i: members[i].accuracy)
-        right.plot(best, members[best].accuracy, "*", color=RED, markersize=15)
+        right.plot(places, [row.accuracy for row in rows], "k.-", label="accuracy")
+        best = max(places, key=lambda i: rows[i].accuracy)
+        right.plot(best, rows[best].accuracy, "*", color=RED, markersize=15)
         right.set_ylabel("accuracy (%)")
         axes.set_title(f"{title}: {repair}", fontsize=10)
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
