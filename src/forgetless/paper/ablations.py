@@ -81,7 +81,7 @@ def _judge_groups(stream: str, repair: str, by_groups: Mapping[str, Measured]) -
 def draw_parameters(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw accuracy, FLOPs and parameters of each choice of groups, one figure per stream."""
     figures = {}
-    for stream, members in reproduce.by_stream(measured).items():
+    for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
         by_repair = grouped(members, lambda entry: str(entry.line.point.repair))
         rows = {name: [Row(e.line.point.groups, e.records) for e in choices] for name, choices in by_repair.items()}
         figures[stream] = charts.choices(rows, stream)
@@ -174,16 +174,10 @@ def draw_buffer_epochs(measured: Sequence[Measured]) -> dict[str, Figure]:
 
 
 ITEMS: Mapping[str, Item] = {
-    "parameters": Item(
-        "figures of the finetuned groups", "FPF and k-FPF with different groups, class-IL and domain-IL",
-        parameters, judge_parameters, draw_parameters, unused_options=("rows",),
-    ),
-    "k-tau": Item(
-        "figure (a) of k and τ", "k-FPF with different numbers and lengths of finetunings",
-        k_tau, judge_k_tau, draw_k_tau, unused_options=("rows",),
-    ),
-    "buffer-epochs": Item(
-        "figure (b) of buffers and epochs", "ER and FPF + ER with different buffers and epochs",
-        buffer_epochs, judge_buffer_epochs, draw_buffer_epochs, unused_options=("rows", "buffer"),
-    ),
+    "parameters": Item("figures of the finetuned groups", "FPF and k-FPF with different groups, class-IL and domain-IL",
+                       parameters, judge_parameters, draw_parameters, unused_options=("rows",)),
+    "k-tau": Item("figure (a) of k and τ", "k-FPF with different numbers and lengths of finetunings",
+                  k_tau, judge_k_tau, draw_k_tau, unused_options=("rows",)),
+    "buffer-epochs": Item("figure (b) of buffers and epochs", "ER and FPF + ER with different buffers and epochs",
+                          buffer_epochs, judge_buffer_epochs, draw_buffer_epochs, unused_options=("rows", "buffer")),
 }  # fmt: skip

@@ -118,26 +118,21 @@ def bn_stages(record: Record) -> dict[str, list[float]]:
 
 def judge_bn_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether batch norm changes less in deeper stages."""
-    for entry in measured:
-        by_seed = [bn_stages(record) for record in entry.records]
+    by_seed = [bn_stages(record) for entry in measured for record in entry.records]
+    if any(by_seed):
         changes = {stage: mean(mean(stages[stage]) for stages in by_seed) for stage in by_seed[0]}
-        if changes:
-            bottom, *deeper = changes.values()
-            name, numbers = entry.line.name, listed(changes, ".2g")
-            yield Finding(f"{name}: the bottom batch norm changes the most", bottom > max(deeper), numbers)
-            descends = deeper == sorted(deeper, reverse=True)
-            yield Finding(f"{name}: deeper batch norms change less", descends, numbers)
+        bottom, *deeper = changes.values()
+        numbers = listed(changes, ".2g")
+        yield Finding("SGD: the bottom batch norm changes the most", bottom > max(deeper), numbers)
+        yield Finding("SGD: deeper batch norms change less", deeper == sorted(deeper, reverse=True), numbers)
 
 
 def draw_bn_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the change of batch norm by stage over the tasks."""
-    figures = {}
-    for entry in measured:
-        series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(entry.records[0]).items()}
-        title = f"weights and biases of batch norm, {entry.line.stream}"
-        if series:
-            figures["bn"] = charts.curves(series, "task", "mean absolute change", title, log="y")
-    return figures
+    entry = measured[0]
+    series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(entry.records[0]).items()}
+    title = f"weights and biases of batch norm, {entry.line.stream}"
+    return {"bn": charts.curves(series, "task", "mean absolute change", title, log="y")} if series else {}
 
 
 def filter_dynamics(options: Options) -> list[Line]:
@@ -171,16 +166,11 @@ def draw_filter_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
 
 
 ITEMS: Mapping[str, Item] = {
-    "dynamics": Item(
-        "Figure 1 (a–h)", "how far each group moves, over epochs and from task to task",
-        group_dynamics, judge_group_dynamics, draw_group_dynamics, unused_options=("rows",),
-    ),
-    "bn-dynamics": Item(
-        "figure of batch norm", "weights and biases of batch norm by stage",
-        bn_dynamics, judge_bn_dynamics, draw_bn_dynamics, unused_options=("rows", "buffer"),
-    ),
-    "filter-dynamics": Item(
-        "figure of filters", "how the changes of filters are distributed", filter_dynamics, judge_filter_dynamics,
-        draw_filter_dynamics, filters=True, unused_options=("rows", "buffer", "seeds"),
-    ),
+    "dynamics": Item("Figure 1 (a–h)", "how far each group moves, over epochs and from task to task",
+                     group_dynamics, judge_group_dynamics, draw_group_dynamics, unused_options=("rows",)),
+    "bn-dynamics": Item("figure of batch norm", "weights and biases of batch norm by stage",
+                        bn_dynamics, judge_bn_dynamics, draw_bn_dynamics, unused_options=("rows", "buffer")),
+    "filter-dynamics": Item("figure of filters", "how the changes of filters are distributed",
+                            filter_dynamics, judge_filter_dynamics, draw_filter_dynamics,
+                            filters=True, unused_options=("rows", "buffer", "seeds")),
 }  # fmt: skip

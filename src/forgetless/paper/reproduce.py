@@ -19,7 +19,7 @@ from forgetless.experiments.presets import GRIDS, STREAM_DEFAULTS, preset
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.paper.published import Target
-from forgetless.reports.rows import Row, grouped, plus_minus
+from forgetless.reports.rows import Row, plus_minus
 from forgetless.training.metrics import MeanStd, mean_std
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ class Options:
     device: str = "cpu"
 
     @property
-    def seed_count(self) -> int:
-        return self.seeds or (QUICK_SEEDS if self.quick else SEEDS)
-
-    @property
     def buffer_setting(self) -> dict[str, Any]:
         return {} if self.buffer is None else {"buffer": self.buffer}
 
@@ -68,7 +64,7 @@ class Line:
     runs: tuple[Planned, ...]
     target: Target | None = None
     metric: str = "accuracy"
-    point: Any = None  # where the figure puts it: a dataclass of that figure
+    point: Any = None  # where it is in its figure
 
     @property
     def stream(self) -> str:
@@ -120,6 +116,19 @@ class Measured:
             return None
         error = standard_error((target.std, SEEDS), (self.values.std, len(self.records)))
         return difference / error if error else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        target, several = self.line.target, len(self.records) > 1
+        difference, errors = self.difference, self.standard_errors
+        return {
+            "name": self.line.name, "stream": self.line.stream, "metric": self.line.metric,
+            "paper": None if target is None else [target.mean, target.std],
+            "ours": [round(self.mean, 3), round(self.values.std, 3) if several else None], "seeds": len(self.records),
+            "difference": None if difference is None else round(difference, 3),
+            "standard_errors": None if errors is None else round(errors, 2),
+            "tflops": round(self.tflops, 6), "records": [record.id for record in self.records],
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -183,8 +192,9 @@ def metric_value(record: Record, metric: str) -> float:
 
 def plan_runs(stream: str, method: str, given: Mapping[str, Any], options: Options) -> tuple[Planned, ...]:
     """Return one run per seed, on the device of the options."""
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     values = {"device": options.device, **given}
-    return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(options.seed_count))
+    return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(seeds))
 
 
 def default_network(stream: str) -> str:
@@ -221,37 +231,25 @@ def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str
     return method, given
 
 
-def stream_steps(stream: str, epochs: int | None = None) -> int:
-    """Return the training steps of a run on a stream with its default batch."""
-    defaults = STREAM_DEFAULTS[stream]
-    return int((epochs or defaults["epochs"]) * _batches(stream, defaults["batch"]))
-
-
-def _batches(stream: str, batch: int) -> int:
-    """Return the batches of one epoch of all tasks; the last batch of a task may be smaller."""
-    return sum(math.ceil(images / batch) for images in IMAGES[stream])
+def stream_steps(stream: str, epochs: int | None = None, batch: int | None = None) -> int:
+    """Return the training steps of a run on a stream; the last batch of a task may be smaller."""
+    defaults = STREAM_DEFAULTS.get(stream, {})
+    batches = sum(math.ceil(images / (batch or defaults["batch"])) for images in IMAGES[stream])
+    return int((epochs or defaults["epochs"]) * batches)
 
 
 def training_steps(settings: Settings) -> int:
     """Return the steps of a run, including those of finetuning."""
-    trained = settings.epochs * _batches(settings.stream, settings.batch)
-    if settings.finetune is None:
+    trained, finetune = stream_steps(settings.stream, settings.epochs, settings.batch), settings.finetune
+    if finetune is None:
         return trained
-    every, steps = settings.finetune.every, settings.finetune.steps
-    return trained + steps * (1 + (trained // every if every else 0))
-
-
-def by_stream(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
-    """Return the lines of each stream, in order of first appearance."""
-    return grouped(measured, lambda entry: entry.line.stream)
+    return trained + finetune.steps * (1 + (trained // finetune.every if finetune.every else 0))
 
 
 def read_measured(lines: Sequence[Line], out: Path) -> list[Measured]:
     """Return the lines that have records in a folder, with these records."""
-    records = [
-        tuple(found for run in line.runs if (found := record.find(out, run.settings)) is not None) for line in lines
-    ]
-    return [Measured(line, members) for line, members in zip(lines, records, strict=True) if members]
+    records = [[record.find(out, run.settings) for run in line.runs] for line in lines]
+    return [Measured(line, tuple(filter(None, read))) for line, read in zip(lines, records, strict=True) if any(read)]
 
 
 def keep_records(measured: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
@@ -265,24 +263,7 @@ def runs(lines: Sequence[Line]) -> list[Planned]:
     return list({run.settings.id: run for line in lines for run in line.runs}.values())
 
 
-def to_dict(
-    name: str, measured: Sequence[Measured], findings: Sequence[Finding], notes: Sequence[str]
-) -> dict[str, Any]:
+def to_dict(what: str, measured: Sequence[Measured], findings: Sequence[Finding], notes: list[str]) -> dict[str, Any]:
     """Return the outcome of a reproduction as plain data."""
-    return {
-        "what": name,
-        "notes": list(notes),
-        "lines": [
-            {
-                "name": entry.line.name, "stream": entry.line.stream, "metric": entry.line.metric,
-                "paper": None if entry.line.target is None else [entry.line.target.mean, entry.line.target.std],
-                "ours": [round(entry.mean, 3), round(entry.values.std, 3) if len(entry.records) > 1 else None],
-                "seeds": len(entry.records),
-                "difference": None if entry.difference is None else round(entry.difference, 3),
-                "standard_errors": None if entry.standard_errors is None else round(entry.standard_errors, 2),
-                "tflops": round(entry.tflops, 6), "records": [record.id for record in entry.records],
-            }
-            for entry in measured
-        ],
-        "findings": [asdict(finding) for finding in findings],
-    }  # fmt: skip
+    return {"what": what, "notes": notes, "lines": [entry.to_dict() for entry in measured],
+            "findings": [asdict(finding) for finding in findings]}  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from forgetless.config.catalogue import unknown
@@ -13,7 +14,7 @@ from forgetless.paper import reproduce
 from forgetless.paper.published import Target, targets
 from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, listed, parse_label, plan_runs
 from forgetless.reports import charts
-from forgetless.reports.rows import Row
+from forgetless.reports.rows import Row, grouped
 from forgetless.training.metrics import MeanStd
 
 if TYPE_CHECKING:
@@ -130,9 +131,7 @@ def judge_all_groups(measured: Sequence[Measured]) -> Iterator[Finding]:
         several = min(len(entry.records) for entry in pair) > 1  # a single run has no standard error
         near = f"within two standard errors of {other} or above" if several else f"at least as accurate as {other}"
         allowed = 2 * reproduce.standard_error(*((entry.values.std, len(entry.records)) for entry in pair))
-        part, full = (
-            sum(r.flops.get("finetune", 0) for r in entry.records) / len(entry.records) / 1e12 for entry in pair
-        )
+        part, full = (fmean(r.flops.get("finetune", 0) for r in entry.records) / 1e12 for entry in pair)
         times = [len(entry.records[0].finetunings) for entry in pair]
         numbers = f"{chosen.mean:.2f} and {everything.mean:.2f} %, {part:.3g} and {full:.3g} TFLOPs"
         numbers += f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""
@@ -196,7 +195,7 @@ def judge_cost(measured: Sequence[Measured]) -> Iterator[Finding]:
 def _by_column(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
     """Return the lines of each column by its name; methods without a buffer are in every column of their stream."""
     columns: dict[str, list[Measured]] = {}
-    for stream, members in reproduce.by_stream(measured).items():
+    for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
         buffers = [entry.line.target.buffer if entry.line.target else None for entry in members]
         for column in sorted({buffer for buffer in buffers if buffer}):
             name = f"{stream}, buffer {column}"
@@ -214,29 +213,25 @@ def _accuracies(measured: Sequence[Measured]) -> dict[str, dict[str, Measured]]:
     }
 
 
-def _stem(column: str) -> str:
-    """Return the name of the figures of a column."""
-    return column.replace(", buffer ", "-")
-
-
 def draw_table(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the paper's numbers next to ours for each column, and accuracy over cost."""
     figures = {}
     for column, accuracy in _accuracies(measured).items():
         compared = {label: (target, entry.values) for label, entry in accuracy.items() if (target := entry.line.target)}
+        stem = column.replace(", buffer ", "-")
         if compared:
             paper = [MeanStd(target.mean, target.std or 0.0) for target, _ in compared.values()]
             ours = [values for _, values in compared.values()]
-            figures[f"paper-{_stem(column)}"] = charts.paired(list(compared), paper, ours, column)
+            figures[f"paper-{stem}"] = charts.paired(list(compared), paper, ours, column)
         if accuracy:
-            figures[f"cost-{_stem(column)}"] = charts.cost([entry.row for entry in accuracy.values()])
+            figures[f"cost-{stem}"] = charts.cost([entry.row for entry in accuracy.values()])
     return figures
 
 
 def draw_anytime(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the accuracy after each task, one figure per stream."""
     figures = {}
-    for stream, members in reproduce.by_stream(measured).items():
+    for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
         rows = {entry.line.name: Row(entry.line.name, entry.records) for entry in members}
         figures[stream] = charts.anytime(list(rows.values()))
     return figures
@@ -244,39 +239,23 @@ def draw_anytime(measured: Sequence[Measured]) -> dict[str, Figure]:
 
 def draw_cost(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw accuracy over FLOPs, one figure per column."""
-    return {_stem(name): charts.cost([entry.row for entry in lines]) for name, lines in _by_column(measured).items()}
+    columns = {column.replace(", buffer ", "-"): lines for column, lines in _by_column(measured).items()}
+    return {stem: charts.cost([entry.row for entry in lines]) for stem, lines in columns.items()}
 
 
 ITEMS: Mapping[str, Item] = {
-    "table1": Item(
-        "Table 1", "all methods with and without FPF, and k-FPF, on five streams",
-        partial(plan_table, "table1", None), judge_improvement, draw_table,
-    ),
-    "mlp-vgg": Item(
-        "table of the MLP and VGG-11", "the same on Seq-MNIST and, with VGG-11, on Seq-CIFAR-10",
-        partial(plan_table, "mlp-vgg", None), judge_improvement, draw_table,
-    ),
-    "fpf-all": Item(
-        "table FPF and FPF-ALL", "the chosen groups compared with all groups",
-        partial(plan_table, "fpf-all", _paper_schedule), judge_all_groups, draw_table,
-    ),
-    "anytime": Item(
-        "tables of the accuracy after each task", "accuracy on the tasks so far",
-        partial(plan_table, "anytime", _finetune_after_each_task), judge_anytime, draw_anytime,
-    ),
-    "many-epochs": Item(
-        "table of 50 epochs", "50 epochs per task, and Rotated MNIST",
-        partial(plan_table, "many-epochs", _many_epochs_rates), judge_cost, draw_table,
-    ),
-    "freeze": Item(
-        "table of frozen groups", "ER with a group frozen after the first task",
-        partial(plan_table, "freeze", None), judge_freezing, draw_anytime,
-    ),
+    "table1": Item("Table 1", "all methods with and without FPF, and k-FPF, on five streams",
+                   partial(plan_table, "table1", None), judge_improvement, draw_table),
+    "mlp-vgg": Item("table of the MLP and VGG-11", "the same on Seq-MNIST and, with VGG-11, on Seq-CIFAR-10",
+                    partial(plan_table, "mlp-vgg", None), judge_improvement, draw_table),
+    "fpf-all": Item("table FPF and FPF-ALL", "the chosen groups compared with all groups",
+                    partial(plan_table, "fpf-all", _paper_schedule), judge_all_groups, draw_table),
+    "anytime": Item("tables of the accuracy after each task", "accuracy on the tasks so far",
+                    partial(plan_table, "anytime", _finetune_after_each_task), judge_anytime, draw_anytime),
+    "many-epochs": Item("table of 50 epochs", "50 epochs per task, and Rotated MNIST",
+                        partial(plan_table, "many-epochs", _many_epochs_rates), judge_cost, draw_table),
+    "freeze": Item("table of frozen groups", "ER with a group frozen after the first task",
+                   partial(plan_table, "freeze", None), judge_freezing, draw_anytime),
 }  # fmt: skip
-FLOPS_ACCURACY = Item(
-    "figure of FLOPs and accuracy",
-    "accuracy and cost of all methods",
-    plan_flops_accuracy,
-    judge_improvement,
-    draw_cost,
-)  # fmt: skip
+FLOPS_ACCURACY = Item("figure of FLOPs and accuracy", "accuracy and cost of all methods",
+                      plan_flops_accuracy, judge_improvement, draw_cost)  # fmt: skip

@@ -1,14 +1,10 @@
-"""Charts for papers and slides, drawn with matplotlib, and the data that these charts share with the HTML page.
-
-Each function returns a ``matplotlib.figure.Figure``; ``save`` writes one as PNG, SVG or PDF. Imports no torch.
-"""
+"""Charts for papers and slides, drawn with matplotlib, and the data that they share with the page. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgetless.experiments.record import Record
 from forgetless.repair.settings import Finetune
@@ -24,8 +20,7 @@ BLUE, ORANGE, RED = "#3b82f6", "#ea580c", "#e11d48"
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class GroupChanges:
+class GroupChanges(NamedTuple):
     """How far each group moved, one value per epoch, and where tasks begin."""
 
     series: dict[str, list[float]]
@@ -51,24 +46,20 @@ def group_changes(record: Record, over: str = "epochs") -> GroupChanges:
 
 
 def draw_records(records: Sequence[Record], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw every chart that the records allow, save each in every format, and return the paths.
-
-    With several streams, the name of each file begins with its stream.
-    """
+    """Save every chart that the records allow and return the paths; with several streams, each name begins with one."""
     check_formats(formats)
     files: list[Path] = []
     streams = by_stream(records)
     for stream, members in streams.items():
         rows = table_rows(members)
+        best = best_rows(rows)[0]
         prefix = "" if len(streams) == 1 else f"{stream.replace(':', '-')}-"
-        drawn: dict[str, Figure] = {"cost": cost(rows)}
+        drawn = {"cost": cost(rows), "matrix": matrix(best.matrix, best.label)}
         if learning_curves(rows):
             drawn["anytime"] = anytime(rows)
         if row := profile_row(rows):
             drawn["profile"] = profile(row.sensitivity, row.label)
             drawn["dynamics"] = dynamics(row.records[0], row.label)
-        best = best_rows(rows)[0]
-        drawn["matrix"] = matrix(best.matrix, best.label)
         for name, figure in drawn.items():
             files += save(figure, folder, prefix + name, formats)
     return files
@@ -176,8 +167,7 @@ def curves(
 
 def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanStd], title: str) -> Figure:
     """Draw the paper's numbers and ours as pairs of bars."""
-    figure = _figure(7, 0.8 + 0.34 * len(labels))
-    axes: Any = figure.subplots()
+    figure, axes = _open(7, 0.8 + 0.34 * len(labels))
     places = [len(labels) - i for i in range(len(labels))]
     for values, offset, name, colour in ((paper, 0.2, "paper", "0.75"), (ours, -0.2, "ours", BLUE)):
         heights, widths, errors = zip(*((p + offset, *v) for p, v in zip(places, values, strict=True)), strict=True)
@@ -212,10 +202,9 @@ def choices(by_repair: Mapping[str, Sequence[Row]], title: str) -> Figure:
 
 def histograms(layers: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
     """Draw for each layer how the changes of its filters are distributed, ``within`` a task and ``across`` tasks."""
-    columns = 4
-    lines = -(-len(layers) // columns)
+    lines = -(-len(layers) // 4)
     figure = _figure(10, 2.3 * lines)
-    panels: Any = figure.subplots(lines, columns, squeeze=False)
+    panels: Any = figure.subplots(lines, 4, squeeze=False)
     for axes in panels.flat[len(layers) :]:
         axes.set_visible(False)
     for axes, (name, changes) in zip(panels.flat, layers.items(), strict=False):
@@ -240,9 +229,9 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def _open() -> tuple[Figure, Any]:
-    """Return a figure of the usual size and its axes."""
-    figure = _figure(6.4, 4)
+def _open(width: float = 6.4, height: float = 4) -> tuple[Figure, Any]:
+    """Return a figure and its axes."""
+    figure = _figure(width, height)
     return figure, figure.subplots()
 
 

@@ -171,12 +171,10 @@ def csv_table(records: Sequence[Record]) -> str:
     writer.writerow(columns)
     for stream, members in by_stream(records).items():
         for row in table_rows(members):
-            seeds, std = len(row.records), row.std if len(row.records) > 1 else ""
-            ids = " ".join(record.id for record in row.records)
-            flops, forgetting = round(row.tflops * 1e12), "" if row.forgetting is None else row.forgetting
-            writer.writerow(
-                (stream, row.label, row.accuracy, std, seeds, forgetting, flops, row.seconds, row.share, ids)
-            )
+            seeds, std = len(row.records), row.std if len(row.records) > 1 else None
+            flops, ids = round(row.tflops * 1e12), " ".join(record.id for record in row.records)
+            values = (stream, row.label, row.accuracy, std, seeds, row.forgetting, flops, row.seconds, row.share, ids)
+            writer.writerow(values)
     return text.getvalue()
 
 
