@@ -28,11 +28,9 @@ def test_a_run_is_measured_once(tmp_path):
     assert measure_filters(run, tmp_path).seconds == measured.seconds  # read, not trained again
 
 
-def test_runs_without_filters_or_changes_are_errors():
-    with pytest.raises(ValueError, match="Linear has no convolutions"):
-        FilterWatch(nn.Linear(2, 2))
+def test_a_run_too_short_for_changes_is_an_error():
     watch = FilterWatch(nn.Conv2d(1, 1, 1))
     watch.observe(1)
     watch.observe(2)
-    with pytest.raises(ValueError, match="no change within tasks to measure: it needs at least two epochs per task"):
+    with pytest.raises(ValueError, match="it needs two tasks of at least two epochs"):
         watch.changes()

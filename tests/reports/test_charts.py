@@ -4,8 +4,7 @@ import sys
 import pytest
 
 from forgetless.reports import charts
-from forgetless.reports.charts import Choice
-from forgetless.reports.rows import table_rows
+from forgetless.reports.rows import Row, table_rows
 from forgetless.training.metrics import MeanStd
 
 
@@ -60,9 +59,12 @@ def test_dynamics_mark_task_starts_and_detected_shifts(records):
     assert axes.get_yscale() == "log"
 
 
-def test_choices_are_scaled_and_the_best_has_a_star():
-    fpf = [Choice("fc", 50.0, 2.0, 10.0), Choice("bn+fc", 60.0, 4.0, 20.0)]
-    figure = charts.choices({"FPF": fpf, "k-FPF": [Choice("fc", 40.0, 1.0, 10.0)]}, "digits")
+def test_choices_are_scaled_and_the_best_has_a_star(records):
+    def row(label, accuracy, flops, share):
+        return Row(label, (dataclasses.replace(records[0], accuracy=accuracy, flops={"train": flops}, share=share),))
+
+    fpf = [row("fc", 50.0, 2, 0.1), row("bn+fc", 60.0, 4, 0.2)]
+    figure = charts.choices({"FPF": fpf, "k-FPF": [row("fc", 40.0, 1, 0.1)]}, "digits")
     assert [bar.get_height() for bar in figure.axes[0].patches] == [0.5, 1.0, 0.5, 1.0]
     assert figure.axes[2].lines[1].get_xydata().tolist() == [[1.0, 60.0]]
 

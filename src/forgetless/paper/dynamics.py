@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from forgetless.config.catalogue import check_name
 from forgetless.experiments.record import Record
-from forgetless.paper.reproduce import QUICK, Finding, Item, Line, Measured, Options, plan_runs, scenario
+from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, listed, plan_runs, scenario
 from forgetless.reports import charts
 
 if TYPE_CHECKING:
@@ -25,8 +24,7 @@ def group_dynamics(options: Options) -> list[Line]:
         return Line(name, plan_runs(stream, method, given, options))
 
     if options.quick or options.stream:
-        stream = options.stream or QUICK
-        check_name("stream", stream)
+        stream = options.stream_or("")
         epochs: dict[str, Any] = {"epochs": 5} if options.quick else {}
         buffer = min(options.buffer or 2000, 400 if options.quick else 2000)
         return [line("SGD", stream, **epochs), line(f"ER, buffer {buffer}", stream, "er", buffer=buffer, **epochs)]
@@ -40,59 +38,51 @@ def group_dynamics(options: Options) -> list[Line]:
     ]
 
 
-def judge_group_dynamics(measured: Sequence[Measured]) -> list[Finding]:
+def judge_group_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge when groups change and which change most, for each panel."""
-    findings = []
     for entry in measured:
-        name, stream = entry.line.name, entry.records[0].settings["stream"]
-        findings += _judge_shifts(name, entry.records) + _judge_ranking(name, entry.row.sensitivity, stream)
-    return findings
+        yield from _judge_shifts(entry.line.name, entry.records)
+        if scores := entry.row.sensitivity:
+            yield from _judge_ranking(entry.line.name, scores, entry.records[0].settings["stream"])
 
 
-def _judge_shifts(name: str, records: Sequence[Record]) -> list[Finding]:
+def _judge_shifts(name: str, records: Sequence[Record]) -> Iterator[Finding]:
     """Judge whether all groups change more when the task switches, and whether this reveals the switch."""
-    changes = [entry for record in records for entry in record.epoch_changes]
-    if max(epoch for _, epoch, _ in changes) < 2 or max(task for task, _, _ in changes) < 2:
-        return []
+    later_tasks = [entry for record in records for entry in record.epoch_changes if entry[0] > 1]
+    if not any(epoch > 1 for _, epoch, _ in later_tasks):
+        return
     ratios = {}
-    for group in changes[0][2]:
-        first = mean(by_group[group] for task, epoch, by_group in changes if epoch == 1 and task > 1)
-        later = mean(by_group[group] for task, epoch, by_group in changes if epoch > 1 and task > 1)
+    for group in later_tasks[0][2]:
+        first = mean(by_group[group] for _, epoch, by_group in later_tasks if epoch == 1)
+        later = mean(by_group[group] for _, epoch, by_group in later_tasks if epoch > 1)
         ratios[group] = first / max(later, 1e-12)
     numbers = ", ".join(f"{group} {ratio:.1f} ×" for group, ratio in ratios.items())
-    claim = f"{name}: all groups change more in the first epoch of a task"
+    yield Finding(f"{name}: all groups change more in the first epoch of a task", min(ratios.values()) > 1, numbers)
     over_time = charts.group_changes(records[0])
     starts, detected = set(list(over_time.starts)[1:]), set(over_time.detected)
-    counts = f"detected {len(detected & starts)} of {len(starts)}, false alarms {len(detected - starts)}"
-    return [
-        Finding(claim, min(ratios.values()) > 1, numbers),
-        Finding(f"{name}: the changes alone reveal where tasks begin", detected == starts, counts),
-    ]
+    numbers = f"detected {len(detected & starts)} of {len(starts)}, false alarms {len(detected - starts)}"
+    yield Finding(f"{name}: the changes alone reveal where tasks begin", detected == starts, numbers)
 
 
-def _judge_ranking(name: str, scores: Mapping[str, float], stream: str) -> list[Finding]:
+def _judge_ranking(name: str, scores: Mapping[str, float], stream: str) -> Iterator[Finding]:
     """Judge which groups are sensitive: the last layer, the statistics, the convolutions by depth."""
-    if not scores:
-        return []
-    numbers = ", ".join(f"{group} {score:.2f}" for group, score in scores.items())
+    numbers = listed(scores, ".2f")
     trainable = {group: score for group, score in scores.items() if not group.endswith(".stats")}
     head = next(group for group in ("fc3", "fc") if group in scores)
-    findings = []
     if scenario(stream) == "domain":
         first = next(group for group in ("conv1", "fc1") if group in scores)
         claim = f"{name}: the last layer is not more sensitive than the first (domain-IL)"
-        findings.append(Finding(claim, scores[head] <= scores[first], numbers))
+        yield Finding(claim, scores[head] <= scores[first], numbers)
     elif scenario(stream) == "class":
         claim = f"{name}: the last layer is the most sensitive trainable group"
-        findings.append(Finding(claim, max(trainable, key=trainable.__getitem__) == head, numbers))
+        yield Finding(claim, max(trainable, key=trainable.__getitem__) == head, numbers)
     if "bn.stats" in scores:
         claim = f"{name}: the statistics of batch norm change the most"
-        findings.append(Finding(claim, scores["bn.stats"] == max(scores.values()), numbers))
+        yield Finding(claim, scores["bn.stats"] == max(scores.values()), numbers)
     convolutions = [score for group, score in scores.items() if group.startswith(("conv", "block"))]
     if len(convolutions) > 1:
         claim = f"{name}: the closer a convolution is to the input, the more sensitive it is"
-        findings.append(Finding(claim, convolutions == sorted(convolutions, reverse=True), numbers))
-    return findings
+        yield Finding(claim, convolutions == sorted(convolutions, reverse=True), numbers)
 
 
 def draw_group_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
@@ -110,9 +100,8 @@ def draw_group_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
 
 def bn_dynamics(options: Options) -> list[Line]:
     """Plan ResNet-18 with plain SGD."""
-    stream = options.stream or (QUICK if options.quick else "seq-cifar10")
     given = {"network": "resnet18"} | ({"epochs": 2, "batch": 32, "lr": 0.03} if options.quick else {})
-    return [Line("SGD", plan_runs(stream, "sgd", given, options))]
+    return [Line("SGD", plan_runs(options.stream_or("seq-cifar10"), "sgd", given, options))]
 
 
 def bn_stages(record: Record) -> dict[str, list[float]]:
@@ -127,67 +116,47 @@ def bn_stages(record: Record) -> dict[str, list[float]]:
     return {stage: [mean(values) for values in zip(*tensors, strict=True)] for stage, tensors in stages.items()}
 
 
-def judge_bn_dynamics(measured: Sequence[Measured]) -> list[Finding]:
+def judge_bn_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether batch norm changes less in deeper stages."""
-    findings = []
-    for entry in measured:
-        by_seed = [bn_stages(record) for record in entry.records]
+    by_seed = [bn_stages(record) for entry in measured for record in entry.records]
+    if any(by_seed):
         changes = {stage: mean(mean(stages[stage]) for stages in by_seed) for stage in by_seed[0]}
-        if changes:
-            numbers = ", ".join(f"{stage} {value:.2g}" for stage, value in changes.items())
-            bottom, *deeper = changes.values()
-            claim = f"{entry.line.name}: the bottom batch norm changes the most"
-            findings.append(Finding(claim, bottom > max(deeper), numbers))
-            claim = f"{entry.line.name}: deeper batch norms change less"
-            findings.append(Finding(claim, deeper == sorted(deeper, reverse=True), numbers))
-    return findings
+        bottom, *deeper = changes.values()
+        numbers = listed(changes, ".2g")
+        yield Finding("SGD: the bottom batch norm changes the most", bottom > max(deeper), numbers)
+        yield Finding("SGD: deeper batch norms change less", deeper == sorted(deeper, reverse=True), numbers)
 
 
 def draw_bn_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the change of batch norm by stage over the tasks."""
-    figures = {}
-    for entry in measured:
-        series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(entry.records[0]).items()}
-        title = f"weights and biases of batch norm, {entry.line.stream}"
-        if series:
-            figures["bn"] = charts.curves(series, "task", "mean absolute change", title, log="y")
-    return figures
+    entry = measured[0]
+    series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(entry.records[0]).items()}
+    title = f"weights and biases of batch norm, {entry.line.stream}"
+    return {"bn": charts.curves(series, "task", "mean absolute change", title, log="y")} if series else {}
 
 
 def filter_dynamics(options: Options) -> list[Line]:
     """Plan VGG-11 with plain SGD, one seed."""
-    stream = options.stream or (LARGE_DIGITS if options.quick else "seq-cifar10")
+    stream = options.stream_or("seq-cifar10", LARGE_DIGITS)
     given = {"network": "vgg11"} | ({"epochs": 2, "batch": 16, "lr": 0.01} if options.quick else {})
     return [Line("SGD", plan_runs(stream, "sgd", given, Options(seeds=1, device=options.device)))]
 
 
-def judge_filter_dynamics(measured: Sequence[Measured]) -> list[Finding]:
+def judge_filter_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether only few filters of a layer change much when the task shifts."""
-    filters = measured[0].records[0].details["filters"]
     medians, outliers, jumps = {}, {}, {}
-    for layer, changes in filters.items():
+    for layer, changes in measured[0].records[0].details["filters"].items():
         within, across = changes["within"], changes["across"]
         medians[layer] = median(across)
         outliers[layer] = mean(change > 2 * medians[layer] for change in across)
         jumps[layer] = mean(after > 2 * before for before, after in zip(within, across, strict=True))
     bottom, *_, top = medians.values()
-    return [
-        Finding(
-            "filters of the bottom layer change more than those of the top layer",
-            bottom > top,
-            "medians: " + ", ".join(f"{layer} {value:.2g}" for layer, value in medians.items()),
-        ),
-        Finding(
-            "at a shift, less than a quarter of the filters of each layer change more than twice the median",
-            0 < max(outliers.values()) < 0.25,
-            ", ".join(f"{layer} {share:.0%}" for layer, share in outliers.items()),
-        ),
-        Finding(
-            "at a shift, at most a quarter of the filters of each layer change more than twice as much as in a task",
-            max(jumps.values()) <= 0.25,
-            ", ".join(f"{layer} {share:.0%}" for layer, share in jumps.items()),
-        ),
-    ]
+    claim = "filters of the bottom layer change more than those of the top layer"
+    yield Finding(claim, bottom > top, f"medians: {listed(medians, '.2g')}")
+    claim = "at a shift, less than a quarter of the filters of each layer change more than twice the median"
+    yield Finding(claim, 0 < max(outliers.values()) < 0.25, listed(outliers, ".0%"))
+    claim = "at a shift, at most a quarter of the filters of each layer change more than twice as much as in a task"
+    yield Finding(claim, max(jumps.values()) <= 0.25, listed(jumps, ".0%"))
 
 
 def draw_filter_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
@@ -197,16 +166,11 @@ def draw_filter_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
 
 
 ITEMS: Mapping[str, Item] = {
-    "dynamics": Item(
-        "Figure 1 (a–h)", "how far each group moves, over epochs and from task to task", group_dynamics,
-        judge_group_dynamics, draw_group_dynamics, unused_options=("rows",),
-    ),
-    "bn-dynamics": Item(
-        "figure of batch norm", "weights and biases of batch norm by stage", bn_dynamics, judge_bn_dynamics,
-        draw_bn_dynamics, unused_options=("rows", "buffer"),
-    ),
-    "filter-dynamics": Item(
-        "figure of filters", "how the changes of filters are distributed", filter_dynamics, judge_filter_dynamics,
-        draw_filter_dynamics, filters=True, unused_options=("rows", "buffer", "seeds"),
-    ),
+    "dynamics": Item("Figure 1 (a–h)", "how far each group moves, over epochs and from task to task",
+                     group_dynamics, judge_group_dynamics, draw_group_dynamics, unused_options=("rows",)),
+    "bn-dynamics": Item("figure of batch norm", "weights and biases of batch norm by stage",
+                        bn_dynamics, judge_bn_dynamics, draw_bn_dynamics, unused_options=("rows", "buffer")),
+    "filter-dynamics": Item("figure of filters", "how the changes of filters are distributed",
+                            filter_dynamics, judge_filter_dynamics, draw_filter_dynamics,
+                            filters=True, unused_options=("rows", "buffer", "seeds")),
 }  # fmt: skip

@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 
 
 def measure_filters(run: Planned, out: Path) -> Record:
-    """Train a run and write its record, with the changes of its filters in ``details["filters"]``.
+    """Train a run and write its record, with the changes of its filters in ``details["filters"]``; skip a finished run.
 
-    Args:
-        run: The run. If its record is in ``out`` already, the run is skipped.
-        out: The folder of the records.
-
-    Returns:
-        The record. For each layer and filter, ``within`` is the mean absolute change between consecutive epochs of a
-        task, ``across`` that from the last epoch of a task to the first of the next, both as means over the run.
+    For each layer and filter, ``within`` is the mean absolute change between consecutive epochs of a task, ``across``
+    that from the last epoch of a task to the first of the next, both as means over the run.
     """
     from forgetless.experiments.build import build_run
     from forgetless.experiments.run import make_record
@@ -56,8 +51,6 @@ class FilterWatch:
         from torch import nn
 
         self._layers = {name: m.weight for name, m in network.named_modules() if isinstance(m, nn.Conv2d)}
-        if not self._layers:
-            raise ValueError(f"{type(network).__name__} has no convolutions, and so no filters")
         self._task = 0
         self._weights: dict[str, Tensor] = {}
         self._moved: dict[str, list[dict[str, Tensor]]] = {"within": [], "across": []}
@@ -76,14 +69,11 @@ class FilterWatch:
         """Return the mean change of each filter by layer, within tasks and across tasks."""
         import torch
 
+        if not all(self._moved.values()):
+            raise ValueError("the run is too short to compare filters: it needs two tasks of at least two epochs")
+        changes: dict[str, dict[str, list[float]]] = {layer: {} for layer in self._layers}
         for kind, moved in self._moved.items():
-            if not moved:
-                needed = "two epochs per task" if kind == "within" else "two tasks"
-                raise ValueError(f"the run has no change {kind} tasks to measure: it needs at least {needed}")
-        return {
-            layer: {
-                kind: [float(f"{value:.4g}") for value in torch.stack([m[layer] for m in moved]).mean(0).tolist()]
-                for kind, moved in self._moved.items()
-            }
-            for layer in self._layers
-        }
+            for layer in self._layers:
+                means = torch.stack([by_layer[layer] for by_layer in moved]).mean(0).tolist()
+                changes[layer][kind] = [float(f"{value:.4g}") for value in means]
+        return changes

@@ -7,7 +7,7 @@ The runs are those of a sweep, so finished runs are skipped. ``studies`` lists t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,12 +48,12 @@ class Options:
     device: str = "cpu"
 
     @property
-    def seed_count(self) -> int:
-        return self.seeds or (QUICK_SEEDS if self.quick else SEEDS)
-
-    @property
     def buffer_setting(self) -> dict[str, Any]:
         return {} if self.buffer is None else {"buffer": self.buffer}
+
+    def stream_or(self, default: str, quick: str = QUICK) -> str:
+        """Return the stream that was asked for, or that of the paper, or that of a quick reproduction."""
+        return self.stream or (quick if self.quick else default)
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Line:
     runs: tuple[Planned, ...]
     target: Target | None = None
     metric: str = "accuracy"
-    point: Any = None  # where the figure puts it: a dataclass of that figure
+    point: Any = None  # where it is in its figure
 
     @property
     def stream(self) -> str:
@@ -92,10 +92,6 @@ class Measured:
         return self.values.mean
 
     @property
-    def std(self) -> float:
-        return self.values.std
-
-    @property
     def shown(self) -> str:
         return plus_minus(self.values, len(self.records), 2)
 
@@ -118,8 +114,21 @@ class Measured:
         target, difference = self.line.target, self.difference
         if target is None or target.std is None or difference is None or len(self.records) < 2:
             return None
-        error = standard_error((target.std, SEEDS), (self.std, len(self.records)))
+        error = standard_error((target.std, SEEDS), (self.values.std, len(self.records)))
         return difference / error if error else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        target, several = self.line.target, len(self.records) > 1
+        difference, errors = self.difference, self.standard_errors
+        return {
+            "name": self.line.name, "stream": self.line.stream, "metric": self.line.metric,
+            "paper": None if target is None else [target.mean, target.std],
+            "ours": [round(self.mean, 3), round(self.values.std, 3) if several else None], "seeds": len(self.records),
+            "difference": None if difference is None else round(difference, 3),
+            "standard_errors": None if errors is None else round(errors, 2),
+            "tflops": round(self.tflops, 6), "records": [record.id for record in self.records],
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,11 +149,17 @@ class Item:
 
     where: str
     summary: str
-    lines: Callable[[Options], list[Line]]
-    findings: Callable[[Sequence[Measured]], list[Finding]]
+    plan: Callable[[Options], Iterable[Line]]
+    judge: Callable[[Sequence[Measured]], Iterable[Finding]]
     draw: Callable[[Sequence[Measured]], Mapping[str, Figure]]
     filters: bool = False  # whether ``filters`` measures its runs
     unused_options: tuple[str, ...] = ()
+
+    def lines(self, options: Options) -> list[Line]:
+        return list(self.plan(options))
+
+    def findings(self, measured: Sequence[Measured]) -> list[Finding]:
+        return list(self.judge(measured))
 
     def check(self, name: str, options: Options) -> None:
         """Raise an error if an option is given that would have no effect."""
@@ -154,6 +169,11 @@ class Item:
                 raise ValueError(f"{option} is {given}, but {name} has no {option} to choose from: leave it out")
 
 
+def listed(numbers: Mapping[str, float], form: str) -> str:
+    """Return names and formatted numbers, separated by commas: "er 61.2, der 63.0"."""
+    return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items())
+
+
 def standard_error(*samples: tuple[float, int]) -> float:
     """Return the standard error of a difference of means: √ Σ std² / n over the samples (std, n)."""
     return math.sqrt(sum(std**2 / count for std, count in samples))
@@ -161,21 +181,20 @@ def standard_error(*samples: tuple[float, int]) -> float:
 
 def metric_value(record: Record, metric: str) -> float:
     """Return what a record has for the metric of a published number."""
-    if metric == "accuracy":
-        return record.accuracy
     if metric.startswith("accuracy_after_task_"):
         return record.anytime[int(metric.rpartition("_")[2]) - 1]
     if metric == "finetune_tflops":
         return record.flops.get("finetune", 0) / 1e12
     if metric == "train_tflops":
         return sum(record.flops.values()) / 1e12
-    raise ValueError(f"metric is {metric!r}, which records do not have")
+    return record.accuracy
 
 
 def plan_runs(stream: str, method: str, given: Mapping[str, Any], options: Options) -> tuple[Planned, ...]:
     """Return one run per seed, on the device of the options."""
+    seeds = options.seeds or (QUICK_SEEDS if options.quick else SEEDS)
     values = {"device": options.device, **given}
-    return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(options.seed_count))
+    return tuple(Planned(*resolve(stream, method, {**values, "seed": seed})) for seed in range(seeds))
 
 
 def default_network(stream: str) -> str:
@@ -192,7 +211,10 @@ def scenario(stream: str) -> str | None:
 
 
 def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str, dict[str, Any]]:
-    """Return the method and the settings behind a ``Settings.label`` such as er, fpf-all+er or k-fpf-kd+masked."""
+    """Return the method and the settings behind a ``Settings.label`` such as er, fpf-all+er or k-fpf-kd+masked.
+
+    λ of k-FPF-KD is the value that a search chose, or the middle of the paper's grid.
+    """
     repair, _, method = label.rpartition("+")
     if not repair and not label.startswith("k-fpf"):
         return label, {}
@@ -203,45 +225,31 @@ def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str
     if "all" in rest:
         given["groups"] = "all"
     if "kd" in rest:
-        given["kd"] = distill_weight(stream, method, buffer)
+        searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
+        grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
+        given["kd"] = float(searched["kd"][0]) if "kd" in searched else grid[len(grid) // 2]
     return method, given
 
 
-def distill_weight(stream: str, method: str, buffer: int | None = None) -> float:
-    """Return λ of k-FPF-KD: the value that a search chose, or the middle of the paper's grid."""
-    searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
-    if "kd" in searched:
-        return float(searched["kd"][0])
-    grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
-    return grid[len(grid) // 2]
-
-
-def stream_steps(stream: str, epochs: int | None = None) -> int:
-    """Return the training steps of a run on a stream with its default batch."""
-    defaults = STREAM_DEFAULTS[stream]
-    return int((epochs or defaults["epochs"]) * _batches(stream, defaults["batch"]))
-
-
-def _batches(stream: str, batch: int) -> int:
-    """Return the batches of one epoch of all tasks; the last batch of a task may be smaller."""
-    return sum(math.ceil(images / batch) for images in IMAGES[stream])
+def stream_steps(stream: str, epochs: int | None = None, batch: int | None = None) -> int:
+    """Return the training steps of a run on a stream; the last batch of a task may be smaller."""
+    defaults = STREAM_DEFAULTS.get(stream, {})
+    batches = sum(math.ceil(images / (batch or defaults["batch"])) for images in IMAGES[stream])
+    return int((epochs or defaults["epochs"]) * batches)
 
 
 def training_steps(settings: Settings) -> int:
     """Return the steps of a run, including those of finetuning."""
-    trained = settings.epochs * _batches(settings.stream, settings.batch)
-    if settings.finetune is None:
+    trained, finetune = stream_steps(settings.stream, settings.epochs, settings.batch), settings.finetune
+    if finetune is None:
         return trained
-    every, steps = settings.finetune.every, settings.finetune.steps
-    return trained + steps * (1 + (trained // every if every else 0))
+    return trained + finetune.steps * (1 + (trained // finetune.every if finetune.every else 0))
 
 
 def read_measured(lines: Sequence[Line], out: Path) -> list[Measured]:
     """Return the lines that have records in a folder, with these records."""
-    records = [
-        tuple(found for run in line.runs if (found := record.find(out, run.settings)) is not None) for line in lines
-    ]
-    return [Measured(line, members) for line, members in zip(lines, records, strict=True) if members]
+    records = [[record.find(out, run.settings) for run in line.runs] for line in lines]
+    return [Measured(line, tuple(filter(None, read))) for line, read in zip(lines, records, strict=True) if any(read)]
 
 
 def keep_records(measured: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
@@ -255,24 +263,7 @@ def runs(lines: Sequence[Line]) -> list[Planned]:
     return list({run.settings.id: run for line in lines for run in line.runs}.values())
 
 
-def to_dict(
-    name: str, measured: Sequence[Measured], findings: Sequence[Finding], notes: Sequence[str]
-) -> dict[str, Any]:
+def to_dict(what: str, measured: Sequence[Measured], findings: Sequence[Finding], notes: list[str]) -> dict[str, Any]:
     """Return the outcome of a reproduction as plain data."""
-    return {
-        "what": name,
-        "notes": list(notes),
-        "lines": [
-            {
-                "name": entry.line.name, "stream": entry.line.stream, "metric": entry.line.metric,
-                "paper": None if entry.line.target is None else [entry.line.target.mean, entry.line.target.std],
-                "ours": [round(entry.mean, 3), round(entry.std, 3) if len(entry.records) > 1 else None],
-                "seeds": len(entry.records),
-                "difference": None if entry.difference is None else round(entry.difference, 3),
-                "standard_errors": None if entry.standard_errors is None else round(entry.standard_errors, 2),
-                "tflops": round(entry.tflops, 6), "records": [record.id for record in entry.records],
-            }
-            for entry in measured
-        ],
-        "findings": [asdict(finding) for finding in findings],
-    }  # fmt: skip
+    return {"what": what, "notes": notes, "lines": [entry.to_dict() for entry in measured],
+            "findings": [asdict(finding) for finding in findings]}  # fmt: skip

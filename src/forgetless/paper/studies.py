@@ -12,12 +12,8 @@ from forgetless.paper import ablations, dynamics, tables
 from forgetless.paper.reproduce import Item, Line, Options
 from forgetless.repair.settings import Finetune
 
-ITEMS: Mapping[str, Item] = {
-    **tables.ITEMS,
-    **dynamics.ITEMS,
-    **ablations.ITEMS,
-    "flops-accuracy": tables.FLOPS_ACCURACY,
-}
+FIGURES = {**dynamics.ITEMS, **ablations.ITEMS, "flops-accuracy": tables.FLOPS_ACCURACY}
+ITEMS: Mapping[str, Item] = {**tables.ITEMS, **FIGURES}
 
 
 def notes(options: Options, lines: Sequence[Line]) -> list[str]:

@@ -2,83 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from forgetless.config.catalogue import check_name, unknown
+from forgetless.config.catalogue import unknown
 from forgetless.experiments.presets import MANY_EPOCHS, REPAIR
+from forgetless.paper import reproduce
 from forgetless.paper.published import Target, targets
-from forgetless.paper.reproduce import (
-    QUICK,
-    Finding,
-    Item,
-    Line,
-    Measured,
-    Options,
-    default_network,
-    parse_label,
-    plan_runs,
-    standard_error,
-    stream_steps,
-)
+from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, listed, parse_label, plan_runs
 from forgetless.reports import charts
-from forgetless.reports.rows import Row
+from forgetless.reports.rows import Row, grouped
 from forgetless.training.metrics import MeanStd
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FREEZABLE_MLP = ("fc1", "fc2", "fc3")
-FREEZABLE_RESNET = ("block1", "block2", "block3", "block4", "fc")
 REPLAYING = ("er", "agem", "icarl", "fdr", "der", "derpp")
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: a stream and, if the table states it, the size of the buffer."""
+def plan_table(name: str, adjust: Callable[[Target], Mapping[str, Any]] | None, options: Options) -> Iterator[Line]:
+    """Plan one line per number of a table that the options select; ``adjust`` returns further settings of a row.
 
-    stream: str
-    buffer: int | None
-
-    def __str__(self) -> str:
-        return self.stream + (f", buffer {self.buffer}" if self.buffer else "")
-
-    @property
-    def stem(self) -> str:
-        """The name of its figures."""
-        return self.stream + (f"-{self.buffer}" if self.buffer else "")
-
-
-def plan_table(name: str, adjust: Callable[[Target], Mapping[str, Any]] | None, options: Options) -> list[Line]:
-    """Plan the rows of a table that the options select.
-
-    Args:
-        name: The ``Target.table``.
-        adjust: Returns further settings of a row, or None.
-        options: Which rows, streams and buffers. A quick reproduction may use a stream that the table does not have.
-
-    Returns:
-        One line per number of the paper.
+    A quick reproduction may use a stream that the table does not have.
     """
     numbers = [target for target in targets() if target.table == name]
-    labels = dict.fromkeys(target.label for target in numbers)
+    labels = list(dict.fromkeys(target.label for target in numbers))
+    streams = list(dict.fromkeys(target.stream for target in numbers))
+    buffers = sorted({target.buffer for target in numbers if target.buffer is not None})
     for row in options.rows:
         if row not in labels:
             raise ValueError(f"{name} has {unknown('row', row, labels)}")
-    if options.quick and options.stream not in {target.stream for target in numbers}:
-        return _plan_elsewhere(name, [label for label in labels if not options.rows or label in options.rows], options)
-    selected = [
-        target
-        for target in numbers
-        if options.stream in (None, target.stream)
-        and (options.buffer is None or target.buffer in (None, options.buffer))
-        and (not options.rows or target.label in options.rows)
-    ]
-    if not selected or (options.buffer is not None and options.buffer not in {target.buffer for target in numbers}):
-        raise ValueError(_nothing_selected(name, numbers, options))
-    lines = []
+    rows = [label for label in labels if not options.rows or label in options.rows]
+    if options.quick and options.stream not in streams:
+        yield from _plan_elsewhere(name, rows, options)
+        return
+    if options.stream not in (None, *streams):
+        raise ValueError(f"{name} has {unknown('column', str(options.stream), streams)}")
+    selected = [target for target in numbers if options.stream in (None, target.stream) and target.label in rows]
+    if options.buffer is not None:
+        selected = [target for target in selected if target.buffer in (None, options.buffer)]
+    if not selected or options.buffer not in (None, *buffers):
+        raise ValueError(
+            f"{name} has no rows {', '.join(options.rows) or '(all)'} with buffer {options.buffer}; it has "
+            f"{', '.join(labels)} with buffer {', '.join(map(str, buffers))}"
+        )
     for target in selected:
         method, given = parse_label(target.label, target.stream, target.buffer)
         given |= {"network": target.network, "epochs": target.epochs}
@@ -88,37 +58,21 @@ def plan_table(name: str, adjust: Callable[[Target], Mapping[str, Any]] | None, 
         frozen = f", {target.freeze} frozen" if target.freeze else ""
         buffer = "" if target.buffer is None else f", buffer {target.buffer}"
         runs = plan_runs(target.stream, method, given, options)
-        lines.append(Line(target.label + frozen + buffer, runs, target, target.metric, target.freeze))
-    return lines
+        yield Line(target.label + frozen + buffer, runs, target, target.metric, target.freeze)
 
 
-def _plan_elsewhere(name: str, labels: Sequence[str], options: Options) -> list[Line]:
+def _plan_elsewhere(name: str, labels: Sequence[str], options: Options) -> Iterator[Line]:
     """Plan rows on a stream that the table does not have, so that there are no numbers to compare with."""
-    stream = options.stream or QUICK
-    check_name("stream", stream)
-    lines = []
+    stream = options.stream_or(reproduce.QUICK)
+    mlp = reproduce.default_network(stream) == "mlp"
+    groups = ("fc1", "fc2", "fc3") if mlp else ("block1", "block2", "block3", "block4", "fc")
     for label in labels:
         method, given = parse_label(label, stream, options.buffer)
         given |= options.buffer_setting
         given |= {"anytime": True} if name == "anytime" and "repair" in given else {}
-        groups = FREEZABLE_MLP if default_network(stream) == "mlp" else FREEZABLE_RESNET
         for group in ("", *groups) if name == "freeze" else ("",):
             runs = plan_runs(stream, method, given | ({"freeze": (group,)} if group else {}), options)
-            lines.append(Line(label + (f", {group} frozen" if group else ""), runs, point=group))
-    return lines
-
-
-def _nothing_selected(name: str, numbers: Sequence[Target], options: Options) -> str:
-    """Return the message for options that select no row."""
-    streams = list(dict.fromkeys(target.stream for target in numbers))
-    if options.stream is not None and options.stream not in streams:
-        return f"{name} has {unknown('column', options.stream, streams)}"
-    labels = ", ".join(dict.fromkeys(target.label for target in numbers))
-    buffers = ", ".join(map(str, sorted({target.buffer for target in numbers if target.buffer is not None})))
-    return (
-        f"{name} has no rows {', '.join(options.rows) or '(all)'} with buffer {options.buffer}; it has {labels} with "
-        f"buffer {buffers}"
-    )
+            yield Line(label + (f", {group} frozen" if group else ""), runs, point=group)
 
 
 def plan_flops_accuracy(options: Options) -> list[Line]:
@@ -144,7 +98,7 @@ def _paper_schedule(target: Target) -> dict[str, Any]:
     if "all" not in target.label:
         given["threshold"] = REPAIR[repair]["threshold"]
     if repair == "k-fpf":
-        given["every"] = stream_steps(target.stream, target.epochs) // 5 + 1
+        given["every"] = reproduce.stream_steps(target.stream, target.epochs) // 5 + 1
     return given
 
 
@@ -153,127 +107,105 @@ def _many_epochs_rates(target: Target) -> dict[str, Any]:
     return dict(MANY_EPOCHS.get(target.stream, {})) if target.label.startswith("k-fpf") else {}
 
 
-def judge_improvement(measured: Sequence[Measured]) -> list[Finding]:
+def judge_improvement(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether FPF improves every method, and how k-FPF compares with the best of them."""
-    findings = []
     for column, accuracy in _accuracies(measured).items():
         methods = [method for method in REPLAYING if method in accuracy]
         gains = {m: accuracy[f"fpf+{m}"].mean - accuracy[m].mean for m in methods if f"fpf+{m}" in accuracy}
         if gains:
-            numbers = ", ".join(f"{method} {gain:+.1f}" for method, gain in gains.items())
-            findings.append(Finding(f"FPF improves every method on {column}", min(gains.values()) > 0, numbers))
+            claim = f"FPF improves every method on {column}"
+            yield Finding(claim, min(gains.values()) > 0, listed(gains, "+.1f"))
         for label in [label for label in ("k-fpf-ce", "k-fpf-kd") if label in accuracy and methods]:
             k_fpf, best = accuracy[label], max((accuracy[m] for m in methods), key=lambda entry: entry.mean)
             beaten = sum(k_fpf.mean > accuracy[method].mean for method in methods)
-            findings.append(
-                Finding(
-                    f"{label} is more accurate than most replay methods on {column}, at a lower cost than the best",
-                    beaten > len(methods) / 2 and k_fpf.tflops < best.tflops,
-                    f"{k_fpf.mean:.1f} % for {k_fpf.tflops:.3g} TFLOPs; {best.line.label} {best.mean:.1f} % for "
-                    f"{best.tflops:.3g}",
-                )
-            )
-    return findings
+            claim = f"{label} is more accurate than most replay methods on {column}, at a lower cost than the best"
+            numbers = f"{k_fpf.mean:.1f} % for {k_fpf.tflops:.3g} TFLOPs; "
+            numbers += f"{best.line.label} {best.mean:.1f} % for {best.tflops:.3g}"
+            yield Finding(claim, beaten > len(methods) / 2 and k_fpf.tflops < best.tflops, numbers)
 
 
-def judge_all_groups(measured: Sequence[Measured]) -> list[Finding]:
+def judge_all_groups(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether finetuning the chosen groups is as good as finetuning all."""
-    findings = []
     for chosen, everything in chosen_and_all(measured):
         pair, other = (chosen, everything), f"{everything.line.label} on {chosen.line.stream}"
         several = min(len(entry.records) for entry in pair) > 1  # a single run has no standard error
         near = f"within two standard errors of {other} or above" if several else f"at least as accurate as {other}"
-        allowed = 2 * standard_error(*((entry.std, len(entry.records)) for entry in pair))
-        part, full = (
-            sum(r.flops.get("finetune", 0) for r in entry.records) / len(entry.records) / 1e12 for entry in pair
-        )
+        allowed = 2 * reproduce.standard_error(*((entry.values.std, len(entry.records)) for entry in pair))
+        part, full = (fmean(r.flops.get("finetune", 0) for r in entry.records) / 1e12 for entry in pair)
         times = [len(entry.records[0].finetunings) for entry in pair]
         numbers = f"{chosen.mean:.2f} and {everything.mean:.2f} %, {part:.3g} and {full:.3g} TFLOPs"
         numbers += f"; finetuned {times[0]} and {times[1]} times" if times[0] != times[1] else ""
         holds = chosen.mean >= everything.mean - allowed and part < full
-        findings.append(Finding(f"{chosen.line.label} is {near}, with fewer FLOPs", holds, numbers))
-    return findings
+        yield Finding(f"{chosen.line.label} is {near}, with fewer FLOPs", holds, numbers)
 
 
-def chosen_and_all(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
+def chosen_and_all(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
     """Return pairs of accuracies: with the groups that S_g chose, and with all groups finetuned."""
-    pairs = []
     for accuracy in _accuracies(measured).values():
         for label, chosen in accuracy.items():
             other = label.replace("fpf+", "fpf-all+").replace("k-fpf-ce", "k-fpf-all-ce")
             if label != other and other in accuracy:
-                pairs.append((chosen, accuracy[other]))
-    return pairs
+                yield chosen, accuracy[other]
 
 
-def judge_anytime(measured: Sequence[Measured]) -> list[Finding]:
+def judge_anytime(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether k-FPF is the most accurate after every task but the first."""
-    findings = []
-    for column, members in _by_column(measured).items():
+    for members in _by_column(measured).values():
         curves = {entry.line.label: entry.row.anytime for entry in members}
         if "k-fpf-ce" in curves:
             k_fpf = curves.pop("k-fpf-ce")
             behind = [t + 1 for t in range(1, len(k_fpf)) if any(other[t] > k_fpf[t] for other in curves.values())]
             numbers = f"k-FPF {', '.join(f'{value:.1f}' for value in k_fpf)}; beaten after {behind or 'none'}"
-            claim = f"after every task but the first, k-FPF has the best accuracy so far on {column.stream}"
-            findings.append(Finding(claim, not behind, numbers))
-    return findings
+            claim = f"after every task but the first, k-FPF has the best accuracy so far on {members[0].line.stream}"
+            yield Finding(claim, not behind, numbers)
 
 
-def judge_freezing(measured: Sequence[Measured]) -> list[Finding]:
+def judge_freezing(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether freezing a group costs accuracy, and the first block the most."""
     rows = {entry.line.point: entry.row for entry in measured}
     if "" not in rows or len(rows) < 2:
-        return []
+        return
     free = rows.pop("")
-    numbers = f"none frozen {free.accuracy:.1f}; "
-    numbers += ", ".join(f"{group} {row.accuracy:.1f}" for group, row in rows.items())
+    accuracy = {group: row.accuracy for group, row in rows.items()}
+    numbers = f"none frozen {free.accuracy:.1f}; {listed(accuracy, '.1f')}"
     if len(free.records) > 1:
-        significant = [
-            group
+        errors = {
+            group: reproduce.standard_error((row.std, len(row.records)), (free.std, len(free.records)))
             for group, row in rows.items()
             if len(row.records) > 1
-            and free.accuracy - row.accuracy
-            >= 2 * standard_error((row.std, len(row.records)), (free.std, len(free.records)))
-        ]
+        }
+        significant = [group for group, error in errors.items() if free.accuracy - accuracy[group] >= 2 * error]
         numbers += f"; by two standard errors or more: {', '.join(significant) or 'none'}"
-    worst = min(rows, key=lambda group: rows[group].accuracy)
     first = "block1" if "block1" in rows else "fc1"
-    costly = max(row.accuracy for row in rows.values()) < free.accuracy
-    return [
-        Finding("freezing any group after the first task costs accuracy", costly, numbers),
-        Finding(f"freezing {first} costs the most", worst == first, numbers),
-    ]
+    costly = max(accuracy.values()) < free.accuracy
+    yield Finding("freezing any group after the first task costs accuracy", costly, numbers)
+    yield Finding(f"freezing {first} costs the most", min(rows, key=accuracy.__getitem__) == first, numbers)
 
 
-def judge_cost(measured: Sequence[Measured]) -> list[Finding]:
+def judge_cost(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether k-FPF-KD beats DER++ at half of its cost."""
-    findings = []
-    for column, accuracy in _accuracies(measured).items():
+    for accuracy in _accuracies(measured).values():
         if {"k-fpf-kd", "derpp"} <= set(accuracy):
             k_fpf, derpp = accuracy["k-fpf-kd"], accuracy["derpp"]
             numbers = f"{k_fpf.mean:.1f} and {derpp.mean:.1f} %, {k_fpf.tflops:.3g} and {derpp.tflops:.3g} TFLOPs"
-            claim = f"k-FPF-KD is more accurate than DER++ on {column.stream} with less than half of its FLOPs"
-            holds = k_fpf.mean > derpp.mean and k_fpf.tflops < derpp.tflops / 2
-            findings.append(Finding(claim, holds, numbers))
-    return findings
+            claim = f"k-FPF-KD is more accurate than DER++ on {k_fpf.line.stream} with less than half of its FLOPs"
+            yield Finding(claim, k_fpf.mean > derpp.mean and k_fpf.tflops < derpp.tflops / 2, numbers)
 
 
-def _by_column(measured: Sequence[Measured]) -> dict[Column, list[Measured]]:
-    """Return the lines of each column; methods without a buffer are in every column of their stream."""
-    columns: dict[Column, list[Measured]] = {}
-    for stream in dict.fromkeys(entry.line.stream for entry in measured):
-        members = [(entry, entry.line.target.buffer if entry.line.target else None) for entry in measured]
-        members = [(entry, buffer) for entry, buffer in members if entry.line.stream == stream]
-        buffers: list[int | None] = [*sorted({buffer for _, buffer in members if buffer})]
-        for column_buffer in buffers or [None]:
-            columns[Column(stream, column_buffer)] = [
-                entry for entry, buffer in members if buffer in (None, column_buffer)
-            ]
+def _by_column(measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+    """Return the lines of each column by its name; methods without a buffer are in every column of their stream."""
+    columns: dict[str, list[Measured]] = {}
+    for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
+        buffers = [entry.line.target.buffer if entry.line.target else None for entry in members]
+        for column in sorted({buffer for buffer in buffers if buffer}):
+            name = f"{stream}, buffer {column}"
+            columns[name] = [entry for entry, buffer in zip(members, buffers, strict=True) if buffer in (None, column)]
+        if not any(buffers):
+            columns[stream] = members
     return columns
 
 
-def _accuracies(measured: Sequence[Measured]) -> dict[Column, dict[str, Measured]]:
+def _accuracies(measured: Sequence[Measured]) -> dict[str, dict[str, Measured]]:
     """Return the lines of each column that measure the final accuracy, by label."""
     return {
         column: {entry.line.label: entry for entry in members if entry.line.metric == "accuracy"}
@@ -284,61 +216,46 @@ def _accuracies(measured: Sequence[Measured]) -> dict[Column, dict[str, Measured
 def draw_table(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the paper's numbers next to ours for each column, and accuracy over cost."""
     figures = {}
-    for column, members in _by_column(measured).items():
-        lines = [entry for entry in members if entry.line.metric == "accuracy"]
-        compared = [(entry, entry.line.target) for entry in lines if entry.line.target]
+    for column, accuracy in _accuracies(measured).items():
+        compared = {label: (target, entry.values) for label, entry in accuracy.items() if (target := entry.line.target)}
+        stem = column.replace(", buffer ", "-")
         if compared:
-            paper = [MeanStd(target.mean, target.std or 0.0) for _, target in compared]
-            labels, ours = [entry.line.label for entry, _ in compared], [entry.values for entry, _ in compared]
-            figures[f"paper-{column.stem}"] = charts.paired(labels, paper, ours, str(column))
-        if lines:
-            figures[f"cost-{column.stem}"] = charts.cost([entry.row for entry in lines])
+            paper = [MeanStd(target.mean, target.std or 0.0) for target, _ in compared.values()]
+            ours = [values for _, values in compared.values()]
+            figures[f"paper-{stem}"] = charts.paired(list(compared), paper, ours, column)
+        if accuracy:
+            figures[f"cost-{stem}"] = charts.cost([entry.row for entry in accuracy.values()])
     return figures
 
 
 def draw_anytime(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw the accuracy after each task, one figure per stream."""
     figures = {}
-    for stream in dict.fromkeys(entry.line.stream for entry in measured):
-        rows = {
-            entry.line.name: Row(entry.line.name, entry.records) for entry in measured if entry.line.stream == stream
-        }
+    for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
+        rows = {entry.line.name: Row(entry.line.name, entry.records) for entry in members}
         figures[stream] = charts.anytime(list(rows.values()))
     return figures
 
 
 def draw_cost(measured: Sequence[Measured]) -> dict[str, Figure]:
     """Draw accuracy over FLOPs, one figure per column."""
-    return {column.stem: charts.cost([entry.row for entry in lines]) for column, lines in _by_column(measured).items()}
+    columns = {column.replace(", buffer ", "-"): lines for column, lines in _by_column(measured).items()}
+    return {stem: charts.cost([entry.row for entry in lines]) for stem, lines in columns.items()}
 
 
 ITEMS: Mapping[str, Item] = {
-    "table1": Item(
-        "Table 1", "all methods with and without FPF, and k-FPF, on five streams", partial(plan_table, "table1", None),
-        judge_improvement, draw_table,
-    ),
-    "mlp-vgg": Item(
-        "table of the MLP and VGG-11", "the same on Seq-MNIST and, with VGG-11, on Seq-CIFAR-10",
-        partial(plan_table, "mlp-vgg", None), judge_improvement, draw_table,
-    ),
-    "fpf-all": Item(
-        "table FPF and FPF-ALL", "the chosen groups compared with all groups",
-        partial(plan_table, "fpf-all", _paper_schedule), judge_all_groups, draw_table,
-    ),
-    "anytime": Item(
-        "tables of the accuracy after each task", "accuracy on the tasks so far",
-        partial(plan_table, "anytime", _finetune_after_each_task), judge_anytime, draw_anytime,
-    ),
-    "many-epochs": Item(
-        "table of 50 epochs", "50 epochs per task, and Rotated MNIST",
-        partial(plan_table, "many-epochs", _many_epochs_rates), judge_cost, draw_table,
-    ),
-    "freeze": Item(
-        "table of frozen groups", "ER with a group frozen after the first task", partial(plan_table, "freeze", None),
-        judge_freezing, draw_anytime,
-    ),
+    "table1": Item("Table 1", "all methods with and without FPF, and k-FPF, on five streams",
+                   partial(plan_table, "table1", None), judge_improvement, draw_table),
+    "mlp-vgg": Item("table of the MLP and VGG-11", "the same on Seq-MNIST and, with VGG-11, on Seq-CIFAR-10",
+                    partial(plan_table, "mlp-vgg", None), judge_improvement, draw_table),
+    "fpf-all": Item("table FPF and FPF-ALL", "the chosen groups compared with all groups",
+                    partial(plan_table, "fpf-all", _paper_schedule), judge_all_groups, draw_table),
+    "anytime": Item("tables of the accuracy after each task", "accuracy on the tasks so far",
+                    partial(plan_table, "anytime", _finetune_after_each_task), judge_anytime, draw_anytime),
+    "many-epochs": Item("table of 50 epochs", "50 epochs per task, and Rotated MNIST",
+                        partial(plan_table, "many-epochs", _many_epochs_rates), judge_cost, draw_table),
+    "freeze": Item("table of frozen groups", "ER with a group frozen after the first task",
+                   partial(plan_table, "freeze", None), judge_freezing, draw_anytime),
 }  # fmt: skip
-FLOPS_ACCURACY = Item(
-    "figure of FLOPs and accuracy", "accuracy and cost of all methods", plan_flops_accuracy, judge_improvement,
-    draw_cost,
-)  # fmt: skip
+FLOPS_ACCURACY = Item("figure of FLOPs and accuracy", "accuracy and cost of all methods",
+                      plan_flops_accuracy, judge_improvement, draw_cost)  # fmt: skip

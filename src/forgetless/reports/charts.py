@@ -1,14 +1,10 @@
-"""Charts for papers and slides, drawn with matplotlib, and the data that these charts share with the HTML page.
-
-Each function returns a ``matplotlib.figure.Figure``; ``save`` writes one as PNG, SVG or PDF. Imports no torch.
-"""
+"""Charts for papers and slides, drawn with matplotlib, and the data that they share with the page. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgetless.experiments.record import Record
 from forgetless.repair.settings import Finetune
@@ -24,23 +20,12 @@ BLUE, ORANGE, RED = "#3b82f6", "#ea580c", "#e11d48"
 Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class GroupChanges:
+class GroupChanges(NamedTuple):
     """How far each group moved, one value per epoch, and where tasks begin."""
 
     series: dict[str, list[float]]
     starts: dict[int, int]  # the index of the first epoch of each task, and the number of the task
     detected: list[int]  # the indices at which the detector reported a shift
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A choice of groups to finetune: what it reaches and what it costs."""
-
-    name: str
-    accuracy: float
-    tflops: float
-    parameters: float
 
 
 def learning_curves(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -61,24 +46,20 @@ def group_changes(record: Record, over: str = "epochs") -> GroupChanges:
 
 
 def draw_records(records: Sequence[Record], folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Draw every chart that the records allow, save each in every format, and return the paths.
-
-    With several streams, the name of each file begins with its stream.
-    """
+    """Save every chart that the records allow and return the paths; with several streams, each name begins with one."""
     check_formats(formats)
     files: list[Path] = []
     streams = by_stream(records)
     for stream, members in streams.items():
         rows = table_rows(members)
+        best = best_rows(rows)[0]
         prefix = "" if len(streams) == 1 else f"{stream.replace(':', '-')}-"
-        drawn: dict[str, Figure] = {"cost": cost(rows)}
+        drawn = {"cost": cost(rows), "matrix": matrix(best.matrix, best.label)}
         if learning_curves(rows):
             drawn["anytime"] = anytime(rows)
         if row := profile_row(rows):
             drawn["profile"] = profile(row.sensitivity, row.label)
             drawn["dynamics"] = dynamics(row.records[0], row.label)
-        best = best_rows(rows)[0]
-        drawn["matrix"] = matrix(best.matrix, best.label)
         for name, figure in drawn.items():
             files += save(figure, folder, prefix + name, formats)
     return files
@@ -104,11 +85,8 @@ def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMA
 
 def anytime(rows: Sequence[Row]) -> Figure:
     """Draw the accuracy on the tasks so far after each task."""
-    figure, axes = _open()
-    for label, values in learning_curves(rows).items():
-        axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    return _close(figure, axes, "tasks learned", "accuracy on them (%)")
+    series = {label: list(enumerate(values, 1)) for label, values in learning_curves(rows).items()}
+    return curves(series, "tasks learned", "accuracy on them (%)")
 
 
 def cost(rows: Sequence[Row]) -> Figure:
@@ -189,8 +167,7 @@ def curves(
 
 def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanStd], title: str) -> Figure:
     """Draw the paper's numbers and ours as pairs of bars."""
-    figure = _figure(7, 0.8 + 0.34 * len(labels))
-    axes: Any = figure.subplots()
+    figure, axes = _open(7, 0.8 + 0.34 * len(labels))
     places = [len(labels) - i for i in range(len(labels))]
     for values, offset, name, colour in ((paper, 0.2, "paper", "0.75"), (ours, -0.2, "ours", BLUE)):
         heights, widths, errors = zip(*((p + offset, *v) for p, v in zip(places, values, strict=True)), strict=True)
@@ -199,23 +176,23 @@ def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanS
     return _close(figure, axes, "accuracy (%)", title=title)
 
 
-def choices(by_repair: Mapping[str, Sequence[Choice]], title: str) -> Figure:
+def choices(by_repair: Mapping[str, Sequence[Row]], title: str) -> Figure:
     """Draw accuracy, FLOPs and parameters of each choice of groups, the last two relative to the largest."""
     figure = _figure(8, 3.2 * len(by_repair))
     panels: Any = figure.subplots(len(by_repair), 1, squeeze=False)
-    largest_cost = max(choice.tflops for members in by_repair.values() for choice in members)
-    largest_size = max(choice.parameters for members in by_repair.values() for choice in members)
-    for axes, (repair, members) in zip(panels[:, 0], by_repair.items(), strict=True):
-        places = range(len(members))
-        costs, sizes = [c.tflops / largest_cost for c in members], [c.parameters / largest_size for c in members]
+    largest_cost = max(row.tflops for rows in by_repair.values() for row in rows)
+    largest_share = max(row.share for rows in by_repair.values() for row in rows)
+    for axes, (repair, rows) in zip(panels[:, 0], by_repair.items(), strict=True):
+        places = range(len(rows))
+        costs, shares = [row.tflops / largest_cost for row in rows], [row.share / largest_share for row in rows]
         axes.bar([i - 0.2 for i in places], costs, 0.38, label="FLOPs", color="#93c5fd")
-        axes.bar([i + 0.2 for i in places], sizes, 0.38, label="parameters", color="#fdba74")
-        axes.set_xticks(list(places), [choice.name for choice in members], rotation=30, ha="right", fontsize=8)
+        axes.bar([i + 0.2 for i in places], shares, 0.38, label="parameters", color="#fdba74")
+        axes.set_xticks(list(places), [row.label for row in rows], rotation=30, ha="right", fontsize=8)
         axes.set_ylabel("share of the largest")
         right = axes.twinx()
-        right.plot(places, [choice.accuracy for choice in members], "k.-", label="accuracy")
-        best = max(places, key=lambda i: members[i].accuracy)
-        right.plot(best, members[best].accuracy, "*", color=RED, markersize=15)
+        right.plot(places, [row.accuracy for row in rows], "k.-", label="accuracy")
+        best = max(places, key=lambda i: rows[i].accuracy)
+        right.plot(best, rows[best].accuracy, "*", color=RED, markersize=15)
         right.set_ylabel("accuracy (%)")
         axes.set_title(f"{title}: {repair}", fontsize=10)
         axes.legend(frameon=False, fontsize=8, ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
@@ -225,10 +202,9 @@ def choices(by_repair: Mapping[str, Sequence[Choice]], title: str) -> Figure:
 
 def histograms(layers: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
     """Draw for each layer how the changes of its filters are distributed, ``within`` a task and ``across`` tasks."""
-    columns = 4
-    lines = -(-len(layers) // columns)
+    lines = -(-len(layers) // 4)
     figure = _figure(10, 2.3 * lines)
-    panels: Any = figure.subplots(lines, columns, squeeze=False)
+    panels: Any = figure.subplots(lines, 4, squeeze=False)
     for axes in panels.flat[len(layers) :]:
         axes.set_visible(False)
     for axes, (name, changes) in zip(panels.flat, layers.items(), strict=False):
@@ -253,9 +229,9 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def _open() -> tuple[Figure, Any]:
-    """Return a figure of the usual size and its axes."""
-    figure = _figure(6.4, 4)
+def _open(width: float = 6.4, height: float = 4) -> tuple[Figure, Any]:
+    """Return a figure and its axes."""
+    figure = _figure(width, height)
     return figure, figure.subplots()
 
 

@@ -15,28 +15,19 @@ from forgetless.experiments.record import Record
 from forgetless.reports import svg
 from forgetless.reports.rows import HEADINGS, Row, best_rows, by_stream, cells, profile_row, si_prefix, table_rows
 
+REPAIRED_LATER = " Without --anytime, FPF repairs only after the last task and k-FPF at its interval."
 MATRICES = 24  # the page of a large sweep shows those of the best rows only
 
 
 def html(records: Sequence[Record], title: str, links: Mapping[str, str] | None = None) -> str:
-    """Return the page.
-
-    Args:
-        records: Records of any streams, each of which becomes a section.
-        title: The title of the page.
-        links: The address of each record by its id. A record without an address has no link.
-
-    Returns:
-        The HTML, with everything it needs inside.
-    """
+    """Return the page, with a section per stream; ``links`` has the addresses of records by id."""
     streams = by_stream(records)
     body = [f"<h1>{escape(title)}</h1>"]
     for number, (stream, members) in enumerate(streams.items()):
         if len(streams) > 1:
             body.append(f"<h1>{escape(stream)}</h1>")
         body.append(_section(stream, members, links or {}, f"s{number}"))
-    versions = [", ".join(f"{name} {version}" for name, version in record.versions.items()) for record in records]
-    origins = dict.fromkeys(f"{version}; {r.device}" for version, r in zip(versions, records, strict=True))
+    origins = dict.fromkeys(f"{', '.join(map(' '.join, r.versions.items()))}; {r.device}" for r in records)
     body.append(f"<footer>{'<br>'.join(map(escape, origins))}</footer>")
     return _template("page.html").substitute(title=escape(title), body="\n".join(body))
 
@@ -58,9 +49,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         validated=' Rows "on validation" were tested on held-out training images.' if validated else "",
         headings="".join(f"<th>{heading}</th>" for heading in HEADINGS),
         lines=_lines(rows, colours, anchor),
-        unrepaired=" Without --anytime, FPF repairs only after the last task and k-FPF at its interval."
-        if unrepaired
-        else "",
+        unrepaired=REPAIRED_LATER if unrepaired else "",
         coloured="" if len(coloured) == len(rows) else f" The {len(coloured)} best of {len(rows)} rows have colours.",
         anytime=svg.anytime(rows, colours),
         cost=svg.cost(rows, colours),

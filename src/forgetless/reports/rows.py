@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from forgetless.experiments.record import Record, mismatch, way_of, without_seed
 from forgetless.training.metrics import MeanStd, mean_std
 
+Key = TypeVar("Key")
+Item = TypeVar("Item")
 HEADINGS = ("method", "accuracy %", "forgetting", "FLOPs", "seconds", "finetuned")
 
 
@@ -83,39 +85,40 @@ def table_rows(records: Sequence[Record]) -> list[Row]:
     Labels of runs that were tested on held-out training images end in "on validation". Raise ``ValueError`` if records
     of one configuration have different tasks or groups.
     """
-    configurations: dict[str, list[Record]] = {}
-    for record in records:
-        configurations.setdefault(way_of(record), []).append(record)
-    same_label: dict[str, list[dict[str, Any]]] = {}
-    for members in configurations.values():
-        same_label.setdefault(members[0].label, []).append(without_seed(members[0]))
-    differing = {label: _differing(settings) - {"validation"} for label, settings in same_label.items()}
+    configurations = list(grouped(records, way_of).values())
+    same_label = grouped((members[0] for members in configurations), lambda record: record.label)
+    differing = {label: _differing(map(without_seed, firsts)) for label, firsts in same_label.items()}
     rows = []
-    for members in configurations.values():
+    for members in configurations:
         for other in members[1:]:
             if problem := mismatch(members[0], other):
                 raise ValueError(problem)
         label, settings = members[0].label, without_seed(members[0])
-        details = [
-            name if value is True else f"{name} {value}" for name, value in settings.items() if name in differing[label]
-        ]
+        shown = {name: value for name, value in settings.items() if name in differing[label]}
+        details = [name if value is True else f"{name} {value}" for name, value in shown.items()]
         held_out = ["on validation"] if settings["validation"] else []
         rows.append(Row(", ".join([label, *details, *held_out]), tuple(members)))
     return rows
 
 
-def _differing(settings: Sequence[dict[str, Any]]) -> set[str]:
-    """Return the names of the settings that do not have the same value everywhere."""
-    names = {name for values in settings for name in values}
+def _differing(configurations: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the settings, except validation, that do not have the same value everywhere."""
+    settings = list(configurations)
+    names = {name for values in settings for name in values} - {"validation"}
     return {name for name in names if len({repr(values.get(name)) for values in settings}) > 1}
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items of each key, in order of first appearance."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each stream, in order of first appearance."""
-    streams: dict[str, list[Record]] = {}
-    for record in records:
-        streams.setdefault(record.settings["stream"], []).append(record)
-    return streams
+    return grouped(records, lambda record: str(record.settings["stream"]))
 
 
 def best_first(records: Sequence[Record]) -> list[Record]:
@@ -168,12 +171,10 @@ def csv_table(records: Sequence[Record]) -> str:
     writer.writerow(columns)
     for stream, members in by_stream(records).items():
         for row in table_rows(members):
-            seeds, std = len(row.records), row.std if len(row.records) > 1 else ""
-            ids = " ".join(record.id for record in row.records)
-            flops, forgetting = round(row.tflops * 1e12), "" if row.forgetting is None else row.forgetting
-            writer.writerow(
-                (stream, row.label, row.accuracy, std, seeds, forgetting, flops, row.seconds, row.share, ids)
-            )
+            seeds, std = len(row.records), row.std if len(row.records) > 1 else None
+            flops, ids = round(row.tflops * 1e12), " ".join(record.id for record in row.records)
+            values = (stream, row.label, row.accuracy, std, seeds, row.forgetting, flops, row.seconds, row.share, ids)
+            writer.writerow(values)
     return text.getvalue()
 
 

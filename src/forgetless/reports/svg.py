@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from forgetless.experiments.record import Record
-from forgetless.reports.charts import THRESHOLDS, group_changes, learning_curves
+from forgetless.reports.charts import THRESHOLDS, Point, group_changes, learning_curves
 from forgetless.reports.rows import Row, pareto_front, si_prefix
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 340, 44, 180, 12, 36  # of a chart, and its margins
 MARGIN = 10  # left and right of the lines of a chart
-Point = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A linear map from data (low to high) to pixels (start to end)."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return a linear map from data (low to high) to pixels (start to end)."""
+    return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
-PERCENT = Scale(0, 100, HEIGHT - BOTTOM, TOP)
+PERCENT = scale(0, 100, HEIGHT - BOTTOM, TOP)
 PERCENT_TICKS = tuple((PERCENT(percent), str(percent)) for percent in (0, 25, 50, 75, 100))
 
 
@@ -41,7 +31,7 @@ def anytime(rows: Sequence[Row], colours: Mapping[str, str]) -> str:
     if not series:
         return ""
     tasks = max(len(values) for values in series.values())
-    x = Scale(0, tasks - 1, LEFT + MARGIN, WIDTH - RIGHT - MARGIN)
+    x = scale(0, tasks - 1, LEFT + MARGIN, WIDTH - RIGHT - MARGIN)
     curves = {label: [(x(t), PERCENT(value)) for t, value in enumerate(values)] for label, values in series.items()}
     drawn = [_line(points, GREY) for label, points in curves.items() if label not in colours]
     drawn.append(_labelled({label: points for label, points in curves.items() if label in colours}, colours))
@@ -56,7 +46,7 @@ def cost(rows: Sequence[Row], colours: Mapping[str, str]) -> str:
     """Draw accuracy over FLOPs, and a line through the rows that no other row beats in both."""
     costs = {row.label: math.log10(max(row.tflops * 1e12, 1)) for row in rows}
     low, high = min(costs.values()) - 0.1, max(costs.values()) + 0.1
-    x = Scale(low, high, LEFT, WIDTH - RIGHT)
+    x = scale(low, high, LEFT, WIDTH - RIGHT)
     places = {row.label: (x(costs[row.label]), PERCENT(row.accuracy)) for row in rows}
     drawn = [f'<g class="front">{_line([places[row.label] for row in pareto_front(rows)], GREY)}</g>']
     for row in rows:
@@ -96,8 +86,8 @@ def dynamics(record: Record) -> str:
     if epochs < 3 or not positive:
         return ""
     low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
-    x = Scale(0, epochs - 1, LEFT + MARGIN, WIDTH - RIGHT - MARGIN)
-    y = Scale(low, max(high, low + 1), HEIGHT - BOTTOM, TOP)
+    x = scale(0, epochs - 1, LEFT + MARGIN, WIDTH - RIGHT - MARGIN)
+    y = scale(low, max(high, low + 1), HEIGHT - BOTTOM, TOP)
     drawn = [
         f'<line class="task" x1="{x(start):.1f}" x2="{x(start):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         for start in list(changes.starts)[1:]
