@@ -5,8 +5,7 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from forgetless.methods.der import DER
-from forgetless.methods.derpp import DERpp
+from forgetless.methods.der import DER, DERpp
 from helpers import scaled
 
 

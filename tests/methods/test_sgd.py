@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forgetless.methods.joint import Joint
 from forgetless.methods.learner import Batch
 from forgetless.methods.masked import Masked
-from forgetless.methods.sgd import SGD
+from forgetless.methods.sgd import SGD, Joint
 from helpers import scaled, small_stream
 
 
