@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -78,14 +79,9 @@ def read_decoded(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
 
 def _write(path: Path, array: numpy.ndarray) -> None:
     """Write an array atomically. A folder that is not writable only costs the time to decode again."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            numpy.save(file, array, allow_pickle=False)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            numpy.save(written, array, allow_pickle=False)
+            os.replace(written, path)
