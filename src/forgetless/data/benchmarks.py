@@ -55,22 +55,23 @@ def seq_pathmnist(root: Path | None = None, order: Order = None) -> Stream:
     data = medmnist.read(root or data_folder(), "pathmnist")
     mean, std = (0.7405, 0.5330, 0.7058), (0.1237, 0.1768, 0.1244)
     # No image is black anywhere, so black edges would dominate batch norm's statistics: crops see mirrored edges.
-    prepare = {"mean": mean, "std": std, "pad": 4, "flip": True, "mirror": True}
-    return split_by_class("seq-pathmnist", *data, sizes=[3, 2, 2, 2], order=order, **prepare)
+    return split_by_class(
+        "seq-pathmnist", *data, sizes=[3, 2, 2, 2], order=order, mean=mean, std=std, pad=4, flip=True, mirror=True
+    )
 
 
 def seq_cifar10(root: Path | None = None, order: Order = None) -> Stream:
     """Return CIFAR-10 as 5 tasks of 2 classes."""
     data = cifar.read(root or data_folder())
-    prepare = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2615), "pad": 4, "flip": True}
-    return split_by_class("seq-cifar10", *data, sizes=[2] * 5, order=order, **prepare)
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
+    return split_by_class("seq-cifar10", *data, sizes=[2] * 5, order=order, mean=mean, std=std, pad=4, flip=True)
 
 
 def seq_tinyimagenet(root: Path | None = None, order: Order = None) -> Stream:
     """Return Tiny-ImageNet as 10 tasks of 20 classes."""
     data = tinyimagenet.read(root or data_folder())
-    prepare = {"mean": (0.4802, 0.4480, 0.3975), "std": (0.2770, 0.2691, 0.2821), "pad": 4, "flip": True}
-    return split_by_class("seq-tinyimagenet", *data, sizes=[20] * 10, order=order, **prepare)
+    mean, std = (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)
+    return split_by_class("seq-tinyimagenet", *data, sizes=[20] * 10, order=order, mean=mean, std=std, pad=4, flip=True)
 
 
 def seq_pacs(root: Path | None = None, order: Order = None) -> Stream:

@@ -21,27 +21,16 @@ from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError, 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set comes from and what its folder must contain, as ``sources.json`` lists it.
-
-    Attributes:
-        summary: What the data set is.
-        megabytes: The size of the download.
-        files: The md5 of each file to download, by address.
-        folder: The folder below the data folder in which the files are stored.
-        archive: Whether the files are archives, which are unpacked and then deleted.
-        unpacked: The md5 of each unpacked file, by path.
-        folders: The number of images below each folder.
-        by_hand: How users get the data set if it has no address.
-    """
+    """Where a data set comes from and what its folder must contain, as ``sources.json`` lists it."""
 
     summary: str
     megabytes: int
-    files: Mapping[str, str] = field(default_factory=dict)
-    folder: str = ""
-    archive: bool = False
-    unpacked: Mapping[str, str] = field(default_factory=dict)
-    folders: Mapping[str, int] = field(default_factory=dict)
-    by_hand: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)  # the md5 of each file to download, by address
+    folder: str = ""  # where the files are stored, below the data folder
+    archive: bool = False  # whether the files are archives, which are unpacked and then deleted
+    unpacked: Mapping[str, str] = field(default_factory=dict)  # the md5 of each file in the archives, by path
+    folders: Mapping[str, int] = field(default_factory=dict)  # the number of images below each folder
+    by_hand: str = ""  # how users get the data set if it has no address
 
     def path(self, address: str) -> Path:
         """Return the path below the data folder of the file at an address."""

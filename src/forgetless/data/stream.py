@@ -15,12 +15,7 @@ from forgetless.data.holdout import held_out_rows
 
 @dataclass(frozen=True)
 class Split:
-    """Examples and their labels.
-
-    Attributes:
-        x: The examples, shape (count, channels, height, width) for images; uint8 or float.
-        y: Their labels, shape (count,), int64.
-    """
+    """Examples, of shape (count, channels, height, width) for images, uint8 or float, and their labels, int64."""
 
     x: Tensor
     y: Tensor

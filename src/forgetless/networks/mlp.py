@@ -44,14 +44,12 @@ class MLP(nn.Module):
     @property
     def unchanged(self) -> bool:
         """Return whether no layer was overridden, added, shared, replaced, parametrised or hooked."""
-        layers = [layer for layer in self._modules.values() if layer is not None]
+        names = [f"fc{i + 1}.{name}" for i in range(self.depth) for name in ("weight", "bias")]
         return (
             type(self) is MLP
-            and list(self._modules) == [f"fc{i + 1}" for i in range(len(layers))]
-            and len(layers) == self.depth
-            and all(type(layer) is nn.Linear and layer.bias is not None for layer in layers)
-            and list(map(id, self.parameters())) == [id(p) for pair in self._weights_and_biases() for p in pair]
-            and not any(map(hooked, [self, *layers]))
+            and [name for name, _ in self.named_parameters()] == names
+            and all(type(layer) is nn.Linear for layer in self.children())
+            and not any(map(hooked, self.modules()))
             and not any(parameter._backward_hooks for parameter in self.parameters())
         )
 
