@@ -25,7 +25,7 @@ from forgetless import networks, train
 from forgetless.data import benchmarks as streams
 from forgetless.data.augment import Preparation
 from forgetless.data.stream import Split, Stream
-from forgetless.methods.sgd import Joint
+from forgetless.methods.joint import Joint
 from forgetless.networks.seed import with_seed
 from forgetless.training.events import Stepped
 from provenance import provenance, publish

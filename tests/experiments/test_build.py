@@ -22,7 +22,7 @@ def test_an_unknown_setting_of_a_method_suggests_the_nearest():
     with pytest.raises(ValueError, match="sgd has no setting 'epoch'; did you mean 'epochs'.*no settings of its own"):
         resolve("seq-digits", "sgd", {"epoch": 3})
     with pytest.raises(ValueError, match=r"derpp:DERpp has no setting 'alhpa'; did you mean 'alpha'\?"):
-        resolve("seq-digits", "forgetless.methods.der:DERpp", {"alhpa": 3})
+        resolve("seq-digits", "forgetless.methods.derpp:DERpp", {"alhpa": 3})
 
 
 def test_networks_get_the_arguments_they_take():

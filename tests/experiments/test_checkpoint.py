@@ -16,7 +16,7 @@ from forgetless.experiments import checkpoint
 from forgetless.experiments.checkpoint import CheckpointError, Writer, check, load, save
 from forgetless.experiments.storage import Schedule
 from forgetless.methods import Method
-from forgetless.methods.der import DERpp
+from forgetless.methods.derpp import DERpp
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended, Stepped

@@ -9,7 +9,7 @@ import torch
 from forgetless import Finetune, networks, train
 from forgetless.experiments import lanes as module
 from forgetless.experiments.lanes import Crash, Postponed, interleave
-from forgetless.methods.der import DERpp
+from forgetless.methods.derpp import DERpp
 from forgetless.methods.er import ER
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed

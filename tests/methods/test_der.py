@@ -5,7 +5,8 @@ import copy
 import torch
 import torch.nn.functional as F
 
-from forgetless.methods.der import DER, DERpp
+from forgetless.methods.der import DER
+from forgetless.methods.derpp import DERpp
 from helpers import scaled
 
 

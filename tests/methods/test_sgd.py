@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from forgetless.methods.joint import Joint
 from forgetless.methods.learner import Batch
 from forgetless.methods.masked import Masked
-from forgetless.methods.sgd import SGD, Joint
+from forgetless.methods.sgd import SGD
 from helpers import scaled, small_stream
 
 

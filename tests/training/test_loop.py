@@ -10,7 +10,7 @@ from forgetless.config import catalogue
 from forgetless.data.builders import from_tensors
 from forgetless.data.stream import Split
 from forgetless.methods.er import ER
-from forgetless.methods.sgd import Joint
+from forgetless.methods.joint import Joint
 from forgetless.networks.seed import with_seed
 from forgetless.training import metrics
 from forgetless.training.events import Began, EpochEnded, Stepped, TaskEnded

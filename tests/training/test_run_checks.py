@@ -10,7 +10,8 @@ from forgetless.data.builders import from_tensors
 from forgetless.methods.er import ER
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.icarl import ICaRL
-from forgetless.methods.sgd import SGD, Joint
+from forgetless.methods.joint import Joint
+from forgetless.methods.sgd import SGD
 from forgetless.training.loop import train
 from helpers import FINETUNE, image_stream, run_small, small_stream
 

@@ -43,7 +43,7 @@ STREAMS = _table({
 
 METHODS = _table({
     "sgd": ("forgetless.methods.sgd:SGD", "plain training, the lower bound"),
-    "joint": ("forgetless.methods.sgd:Joint", "all tasks at once, the upper bound"),
+    "joint": ("forgetless.methods.joint:Joint", "all tasks at once, the upper bound"),
     "oewc": ("forgetless.methods.oewc:OnlineEWC", "online elastic weight consolidation (Schwarz et al. 2018)"),
     "gdumb": ("forgetless.methods.gdumb:GDumb", "a network trained on a balanced memory alone (Prabhu et al. 2020)"),
     "er": ("forgetless.methods.er:ER", "experience replay with a reservoir (Riemer et al. 2019)"),
@@ -51,7 +51,7 @@ METHODS = _table({
     "icarl": ("forgetless.methods.icarl:ICaRL", "herded exemplars, nearest mean (Rebuffi et al. 2017)"),
     "fdr": ("forgetless.methods.fdr:FDR", "function distance regularisation (Benjamin et al. 2019)"),
     "der": ("forgetless.methods.der:DER", "dark experience replay (Buzzega et al. 2020)"),
-    "derpp": ("forgetless.methods.der:DERpp", "dark experience replay with labels (Buzzega et al. 2020)"),
+    "derpp": ("forgetless.methods.derpp:DERpp", "dark experience replay with labels (Buzzega et al. 2020)"),
     "mir": ("forgetless.methods.mir:MIR", "replay of what is maximally interfered with (Aljundi et al. 2019)"),
     "si": ("forgetless.methods.si:SI", "synaptic intelligence (Zenke et al. 2017)"),
     "mas": ("forgetless.methods.mas:MAS", "memory aware synapses (Aljundi et al. 2018)"),

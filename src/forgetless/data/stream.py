@@ -55,6 +55,10 @@ class Task:
     test: Split
     classes: tuple[int, ...]
 
+    def map(self, change: Callable[[Split], Split]) -> Task:
+        """Return the task with ``change`` applied to both splits."""
+        return replace(self, train=change(self.train), test=change(self.test))
+
 
 @dataclass(frozen=True, eq=False)
 class Stream:
@@ -170,8 +174,7 @@ class Stream:
 
     def map(self, change: Callable[[Split], Split]) -> Stream:
         """Return the stream with ``change`` applied to every split."""
-        tasks = (replace(task, train=change(task.train), test=change(task.test)) for task in self.tasks)
-        return replace(self, tasks=tuple(tasks))
+        return replace(self, tasks=tuple(task.map(change) for task in self.tasks))
 
     def joint(self) -> Stream:
         """Return the stream with all training examples in the first task; test sets stay as they are."""

@@ -1,4 +1,4 @@
-"""The compared methods: one family per file, with a step that is readable in one place. FPF works with any of them."""
+"""The compared methods: one per file, with a step that is readable in one place. FPF works with any of them."""
 
 from forgetless.config.fields import setting
 from forgetless.methods.method import Method

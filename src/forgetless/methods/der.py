@@ -1,9 +1,8 @@
-"""Dark experience replay (Buzzega et al. 2020): DER, and DER++ with the last term.
+"""Dark experience replay (Buzzega et al. 2020).
 
-    L = CE(batch) + α · MSE(f(x'), z') + β · CE(f(x''), y'')
+    L = CE(batch) + α · MSE(f(x'), z')
 
-(x', z') and (x'', y'') are independent draws from a reservoir, z' the logits when x' was stored. DER takes two forward
-passes, DER++ three.
+x' is drawn from a reservoir, z' are its logits when it was stored. Two forward passes.
 """
 
 from __future__ import annotations
@@ -33,30 +32,6 @@ class DER(Method):
             old = learner.recall()
             logits, old_logits = learner.forward_each(batch.x, old["x"])
             loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(old_logits, old["logits"])
-        else:
-            logits = learner.forward(learner.augment(batch.x))
-            loss = F.cross_entropy(logits, batch.y)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits.detach()}
-
-
-@final
-@dataclass
-class DERpp(Method):
-    """Match the stored logits and the labels of examples from the buffer."""
-
-    memory: ClassVar[str] = "reservoir"
-    columns: ClassVar[tuple[str, ...]] = ("logits",)
-    alpha: float = setting(0.1, "Weight α of the distance to the stored logits.", least=0)
-    beta: float = setting(0.5, "Weight β of the loss on the stored labels.", least=0)
-
-    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        if len(learner.buffer):
-            dark, labelled = learner.recall(), learner.recall()
-            logits, dark_logits, labelled_logits = learner.forward_each(batch.x, dark["x"], labelled["x"])
-            loss = F.cross_entropy(logits, batch.y)
-            loss = loss + self.alpha * F.mse_loss(dark_logits, dark["logits"])
-            loss = loss + self.beta * F.cross_entropy(labelled_logits, labelled["y"])
         else:
             logits = learner.forward(learner.augment(batch.x))
             loss = F.cross_entropy(logits, batch.y)

@@ -1,14 +1,12 @@
-"""Plain SGD on the stream: the lower bound, and what k-FPF builds on. On all tasks at once: the upper bound.
+"""Plain SGD on the stream: the lower bound, and what k-FPF builds on.
 
-    L = CE(batch)
-
-``Joint`` trains for the same number of epochs over all tasks as other methods train over each task.
+L = CE(batch)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from torch import Tensor
 
@@ -22,18 +20,10 @@ class SGD(Method):
     """Train on every batch once, without a buffer."""
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, logits = learner.step_on(learner.augment(batch.x), batch.y)
-        return loss, {"logits": logits}
+        return sgd_step(learner, batch)
 
 
-@final
-@dataclass
-class Joint(Method):
-    """Train on the shuffled examples of all tasks."""
-
-    joint: ClassVar[bool] = True
-    sequential: ClassVar[bool] = False
-
-    def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, logits = learner.step_on(learner.augment(batch.x), batch.y)
-        return loss, {"logits": logits}
+def sgd_step(learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """Take one step of SGD along the cross-entropy of a batch."""
+    loss, logits = learner.step_on(learner.augment(batch.x), batch.y)
+    return loss, {"logits": logits}
