@@ -95,7 +95,7 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
 
 
 def test_folders_without_classes_or_images_are_refused(tmp_path):
-    with pytest.raises(DataError, match="nowhere is not a folder"):
+    with pytest.raises(DataError, match="nowhere holds no folders of classes"):
         from_folder(tmp_path / "nowhere", [1])
     with pytest.raises(DataError, match="holds no folders of classes"):
         from_folder(tmp_path, [1])
@@ -112,7 +112,6 @@ def test_folders_without_classes_or_images_are_refused(tmp_path):
         ({"y": ["cat", "dog"] * 10}, "y holds str; it must hold class numbers 0, 1, …; numpy.unique"),
         ({"y": torch.eye(4).repeat(5, 1)}, r"y has shape \(20, 4\); it must hold one class per example"),
         ({"sizes": 2}, "sizes is 2; it must be a list with the number of classes of each task"),
-        ({"sizes": [2.0, 2.0]}, r"sizes is \[2.0, 2.0\]; it must be a list"),
         ({"test": 1.5}, "test is 1.5; it must be between 0 and 1"),
     ],
 )
@@ -139,8 +138,6 @@ def test_a_dataset_must_return_tensors_and_class_numbers():
         from_dataset([(object(), 0), (object(), 1)], [1, 1])
     with pytest.raises(ValueError, match="y holds str"):
         from_dataset([(torch.rand(3), "cat"), (torch.rand(3), "dog")], [1, 1])
-    with pytest.raises(ValueError, match="dataset has no examples"):
-        from_dataset([], [1, 1])
 
 
 def test_a_dataset_may_return_labels_as_arrays():

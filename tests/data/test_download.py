@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forgetless.data import download
-from forgetless.data.download import SOURCES, RemoteFile, Source
+from forgetless.data.download import SOURCES, Source
 from forgetless.data.readers import mnist
 from forgetless.data.readers.files import DataError, md5
 
@@ -44,20 +44,20 @@ def digest(data):
     return hashlib.md5(data).hexdigest()
 
 
-def test_a_download_is_stored_and_checked(server, tmp_path):
+def test_a_download_is_stored_and_checked(server, tmp_path, monkeypatch):
     folder, address = server
     (folder / "a.npz").write_bytes(b"content")
-    source = Source("a", 1, (RemoteFile(f"{address}a.npz", digest(b"content"), "sub"),))
-    download.get("a", tmp_path / "data", progress=False, source=source)
+    monkeypatch.setitem(SOURCES, "a", Source("a", 1, {f"{address}a.npz": digest(b"content")}, "sub"))
+    download.get("a", tmp_path / "data", progress=False)
     assert (tmp_path / "data/sub/a.npz").read_bytes() == b"content"
 
 
-def test_a_wrong_checksum_leaves_nothing_behind(server, tmp_path):
+def test_a_wrong_checksum_leaves_nothing_behind(server, tmp_path, monkeypatch):
     folder, address = server
     (folder / "a.npz").write_bytes(b"tampered")
-    source = Source("a", 1, (RemoteFile(f"{address}a.npz", digest(b"content")),))
+    monkeypatch.setitem(SOURCES, "a", Source("a", 1, {f"{address}a.npz": digest(b"content")}))
     with pytest.raises(DataError, match=r"the download of .*a\.npz is corrupt"):
-        download.get("a", tmp_path / "data", progress=False, source=source)
+        download.get("a", tmp_path / "data", progress=False)
     assert not (tmp_path / "data/a.npz").exists()
 
 
@@ -72,10 +72,10 @@ def test_a_full_disk_is_reported_as_such(tmp_path, monkeypatch):
         download.get("mnist", tmp_path, progress=False)
 
 
-def test_a_missing_network_is_reported(tmp_path):
-    source = Source("a", 1, (RemoteFile("http://127.0.0.1:9/a.npz", digest(b"")),))
+def test_a_missing_network_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setitem(SOURCES, "a", Source("a", 1, {"http://127.0.0.1:9/a.npz": digest(b"")}))
     with pytest.raises(DataError, match="downloading .* failed .* check the network connection"):
-        download.get("a", tmp_path, progress=False, source=source)
+        download.get("a", tmp_path, progress=False)
 
 
 def tar_of(members):
@@ -87,12 +87,12 @@ def tar_of(members):
     return data.getvalue()
 
 
-def test_an_archive_is_unpacked_and_removed(server, tmp_path):
+def test_an_archive_is_unpacked_and_removed(server, tmp_path, monkeypatch):
     folder, address = server
     data = tar_of([(tarfile.TarInfo("set/a.bin"), b"one"), (tarfile.TarInfo("set/b/c.bin"), b"two")])
     (folder / "set.tar.gz").write_bytes(data)
-    source = Source("set", 1, (RemoteFile(f"{address}set.tar.gz", digest(data)),), archive=True)
-    download.get("set", tmp_path / "data", progress=False, source=source)
+    monkeypatch.setitem(SOURCES, "set", Source("set", 1, {f"{address}set.tar.gz": digest(data)}, archive=True))
+    download.get("set", tmp_path / "data", progress=False)
     assert (tmp_path / "data/set/b/c.bin").read_bytes() == b"two"
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["set"]
 

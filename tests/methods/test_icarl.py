@@ -101,7 +101,7 @@ def test_unsuitable_buffers_networks_and_streams_are_refused(stream, make_networ
     with pytest.raises(ValueError, match="icarl needs a network with features"):
         ICaRL().begin(make_learner(nn.Sequential(nn.Flatten(), nn.Linear(4, 6)), capacity=8))
     other = dataclasses.replace(stream, tasks=stream.tasks[::-1])
-    with pytest.raises(ValueError, match="icarl needs classes numbered in the order of the tasks"):
+    with pytest.raises(ValueError, match=r"classes numbered in the order of the tasks.* are \[4, 5, 2, 3, 0, 1\]"):
         ICaRL().begin(make_learner(make_network(), other, capacity=8))
     first, second, third = stream.tasks
     joined = [
@@ -109,7 +109,7 @@ def test_unsuitable_buffers_networks_and_streams_are_refused(stream, make_networ
         for a, b in ((first.train, third.train), (first.test, third.test))
     ]
     again = dataclasses.replace(stream, tasks=(first, second, Task(*joined, (0, 1, 4, 5))))
-    with pytest.raises(ValueError, match="needs every class in one task only, but class 0 is in tasks 1, 3$"):
+    with pytest.raises(ValueError, match=r"needs every class in one task only.* are \[0, 1, 2, 3, 0, 1, 4, 5\]"):
         ICaRL().begin(make_learner(make_network(), again, capacity=8))
 
 

@@ -42,11 +42,9 @@ class Processes:
         return values if self.count == 1 else self._sum(values) / self.count
 
     def mean_over_examples(self, values: Sequence[Tensor], examples: int | Tensor) -> list[Tensor]:
-        """Return the means over the examples of all processes. All values are exchanged at once.
+        """Return the means over the examples of all processes, from those over this process's ``examples``.
 
-        Args:
-            values: Means over the examples of this process.
-            examples: The number of these examples. A number on a GPU stays there: no GPU-to-CPU sync.
+        All values are exchanged at once. A number of examples on a GPU stays there: no GPU-to-CPU sync.
         """
         if self.count == 1:
             return list(values)

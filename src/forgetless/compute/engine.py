@@ -26,13 +26,9 @@ AHEAD = 2  # calls of ``active`` whose work may wait on the GPU before a run is 
 class Engine:
     """How one run computes.
 
-    Args:
-        device: ``cpu``, ``cuda``, ``cuda:1``, …
-        precision: ``fp32``; ``tf32``: matrix products and convolutions with 10 bits of mantissa, on a GPU; ``bf16``:
-            matrix products and convolutions in bfloat16, weights and sums in fp32.
-        capture: Whether to capture steps into CUDA graphs on a GPU.
-        deterministic: Whether to use only cuDNN kernels that return the same bits each time.
-        seed: The seed of the run's global random numbers.
+    In ``tf32``, matrix products and convolutions have 10 bits of mantissa; in ``bf16`` they are in bfloat16, and
+    weights and sums in fp32. With ``deterministic``, cuDNN uses only kernels that return the same bits each time. The
+    global random numbers come from ``seed``.
     """
 
     def __init__(
@@ -82,12 +78,10 @@ class Engine:
     def adapt(self, *, compiled: bool, small_products: bool) -> None:
         """Adapt to a network, from the next use of ``active`` on.
 
-        Args:
-            compiled: Whether the network is compiled. It is then called twice before a capture: nothing is compiled
-                while FLOPs are counted, in the first call, nor during the capture.
-            small_products: Whether its matrix products are small, as an MLP's. On Arm they are then computed without
-                oneDNN, whose start takes longer than the products do. That saves 19 to 29 % of a step of the MLP at
-                batch 10, and 10 to 17 % at batch 128 (ablation-arm.json).
+        A compiled network is called twice before a capture: nothing is compiled while FLOPs are counted, in the first
+        call, nor during the capture. On Arm, small products, as an MLP's, are computed without oneDNN, whose start
+        takes longer than they do. That saves 19 to 29 % of a step of the MLP at batch 10, and 10 to 17 % at batch 128
+        (ablation-arm.json).
         """
         arm = platform.machine() in ("aarch64", "arm64")
         self._onednn = not (arm and small_products and self.precision == "fp32")
@@ -172,31 +166,22 @@ class Engine:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the random numbers of ``state_dict``; call it within ``active``."""
         if len(state["random"]) != len(self._random) or len(state["generators"]) != len(self._generators):
-            raise ValueError(
-                f"the state's random numbers were not drawn on a {self.device.type} device, or by another version of "
-                "forgetless; resume there, or start again"
-            )
+            origin = f"a {self.device.type} device, or by another version of forgetless"
+            raise ValueError(f"the state's random numbers were not drawn on {origin}; resume there, or start again")
         self._set_global_states([numbers.cpu() for numbers in state["random"]])
         for generator, numbers in zip(self._generators, state["generators"], strict=True):
             generator.set_state(numbers.cpu())
 
     def to_dict(self) -> dict[str, Any]:
         """Return how the run was computed, for its record."""
-        computed: dict[str, Any] = {"precision": self.precision, "captured": self.captures}
-        if self.cuda:
-            computed["peak_megabytes"] = torch.cuda.max_memory_allocated(self.device) // 2**20  # of the whole process
-        else:
-            computed["threads"] = torch.get_num_threads()
-        return computed
+        computed = {"precision": self.precision, "captured": self.captures}
+        if self.cuda:  # the peak of the whole process
+            return computed | {"peak_megabytes": torch.cuda.max_memory_allocated(self.device) // 2**20}
+        return computed | {"threads": torch.get_num_threads()}
 
-    @contextmanager
-    def _fork(self) -> Iterator[None]:
+    def _fork(self) -> AbstractContextManager[None]:
         """Restore the global random numbers on leaving."""
-        before = self._global_states()
-        try:
-            yield
-        finally:
-            self._set_global_states(before)
+        return torch.random.fork_rng(devices=[self.device] if self.cuda else [])
 
     def _global_states(self) -> tuple[Tensor, ...]:
         states = [torch.get_rng_state()]

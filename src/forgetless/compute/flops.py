@@ -29,11 +29,7 @@ SMALL = 1_000_000  # a network with at most this many parameters is computed on 
 
 
 def count(call: Callable[[], object]) -> int:
-    """Return the FLOPs of everything that ``call()`` runs, forward and backward.
-
-    Args:
-        call: A function without arguments. On meta tensors nothing is computed, only counted.
-    """
+    """Return the FLOPs of all that ``call()`` runs. On meta tensors nothing is computed, only counted."""
     with _no_fast_path(), _no_compiler(), FlopCounterMode(display=False, custom_mapping=_CORRECTIONS) as counter:
         call()
     total: int = counter.get_total_flops()

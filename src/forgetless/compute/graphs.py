@@ -19,14 +19,8 @@ class Graphs:
     """
 
     def __init__(self, device: torch.device, generators: Sequence[torch.Generator]) -> None:
-        """Prepare to capture.
-
-        Args:
-            device: The GPU.
-            generators: The random generators that captured functions may draw from; the list may grow.
-        """
         self.calls_before_capture = 1
-        self._device, self._generators = device, generators
+        self._device, self._generators = device, generators  # the list may grow
         self._pool = torch.cuda.graph_pool_handle()
         self._anchor: torch.cuda.CUDAGraph | None = None
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}

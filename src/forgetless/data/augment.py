@@ -15,11 +15,8 @@ from forgetless.data.stream import Stream
 def crop(x: Tensor, pad: int, offset: Tensor, *, mirror: bool = False) -> Tensor:
     """Return a crop of each image of (batch, channels, height, width), in the size of the image.
 
-    Args:
-        x: The images.
-        pad: The number of pixels that are added on every side.
-        offset: The row and column in the padded image at which each crop starts, shape (2, batch, 1).
-        mirror: Whether the added pixels mirror the image (without repeating the edge). Default: they are black.
+    Every side gets ``pad`` more pixels, black or mirrored (without repeating the edge). ``offset``, of shape
+    (2, batch, 1), holds the row and column in the padded image at which each crop starts.
     """
     batch, _, height, width = x.shape
     rows = offset[0] + torch.arange(height, device=x.device)  # (batch, height)
@@ -78,13 +75,9 @@ class Preparation:
 
     def augmented(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Return inputs that are also cropped and flipped at random, as the stream declares."""
-        offset = chance = None
         if self._pad:
             offset = torch.randint(2 * self._pad + 1, (2, len(x), 1), generator=generator, device=x.device)
-        if self._flip:
-            chance = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device)
-        if offset is not None:
             x = crop(x, self._pad, offset, mirror=self._mirror)
-        if chance is not None:
-            x = flip(x, chance)
+        if self._flip:
+            x = flip(x, torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device))
         return self.plain(x)

@@ -52,45 +52,26 @@ def seq_organamnist(root: Path | None = None, order: Order = None) -> Stream:
 
 def seq_pathmnist(root: Path | None = None, order: Order = None) -> Stream:
     """Return PathMNIST as 4 tasks of 3, 2, 2 and 2 classes."""
+    data = medmnist.read(root or data_folder(), "pathmnist")
+    mean, std = (0.7405, 0.5330, 0.7058), (0.1237, 0.1768, 0.1244)
+    # No image is black anywhere, so black edges would dominate batch norm's statistics: crops see mirrored edges.
     return split_by_class(
-        "seq-pathmnist",
-        *medmnist.read(root or data_folder(), "pathmnist"),
-        sizes=[3, 2, 2, 2],
-        order=order,
-        mean=(0.7405, 0.5330, 0.7058),
-        std=(0.1237, 0.1768, 0.1244),
-        pad=4,
-        flip=True,
-        mirror=True,  # no image is black anywhere, so black edges would dominate batch norm's statistics
+        "seq-pathmnist", *data, sizes=[3, 2, 2, 2], order=order, mean=mean, std=std, pad=4, flip=True, mirror=True
     )
 
 
 def seq_cifar10(root: Path | None = None, order: Order = None) -> Stream:
     """Return CIFAR-10 as 5 tasks of 2 classes."""
-    return split_by_class(
-        "seq-cifar10",
-        *cifar.read(root or data_folder()),
-        sizes=[2] * 5,
-        order=order,
-        mean=(0.4914, 0.4822, 0.4465),
-        std=(0.2470, 0.2435, 0.2615),
-        pad=4,
-        flip=True,
-    )
+    data = cifar.read(root or data_folder())
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2615)
+    return split_by_class("seq-cifar10", *data, sizes=[2] * 5, order=order, mean=mean, std=std, pad=4, flip=True)
 
 
 def seq_tinyimagenet(root: Path | None = None, order: Order = None) -> Stream:
     """Return Tiny-ImageNet as 10 tasks of 20 classes."""
-    return split_by_class(
-        "seq-tinyimagenet",
-        *tinyimagenet.read(root or data_folder()),
-        sizes=[20] * 10,
-        order=order,
-        mean=(0.4802, 0.4480, 0.3975),
-        std=(0.2770, 0.2691, 0.2821),
-        pad=4,
-        flip=True,
-    )
+    data = tinyimagenet.read(root or data_folder())
+    mean, std = (0.4802, 0.4480, 0.3975), (0.2770, 0.2691, 0.2821)
+    return split_by_class("seq-tinyimagenet", *data, sizes=[20] * 10, order=order, mean=mean, std=std, pad=4, flip=True)
 
 
 def seq_pacs(root: Path | None = None, order: Order = None) -> Stream:
@@ -100,6 +81,5 @@ def seq_pacs(root: Path | None = None, order: Order = None) -> Stream:
         if isinstance(order, int) or sorted(order) != [0, 1, 2, 3]:
             raise ValueError(f"order is {order}; seq-pacs expects each of the domains 0 to 3 once")
         domains = [domains[index] for index in order]
-    return split_by_domain(
-        "seq-pacs", domains, classes=7, mean=(0.7639, 0.7442, 0.7155), std=(0.3050, 0.3146, 0.3433), flip=True
-    )
+    mean, std = (0.7639, 0.7442, 0.7155), (0.3050, 0.3146, 0.3433)
+    return split_by_domain("seq-pacs", domains, classes=7, mean=mean, std=std, flip=True)

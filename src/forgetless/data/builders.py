@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,7 @@ from forgetless.data.stream import Split, Stream, Task
 
 
 def from_tensors(
-    x: Any,
-    y: Any,
-    sizes: Sequence[int],
-    *,
-    test: float = 0.2,
-    name: str = "tensors",
-    seed: int = 0,
-    **prepare: Any,
+    x: Any, y: Any, sizes: Sequence[int], *, test: float = 0.2, name: str = "tensors", seed: int = 0, **prepare: Any
 ) -> Stream:
     """Return a class-incremental stream built from tensors or arrays.
 
@@ -50,7 +42,7 @@ def from_tensors(
     """
     if not 0 < test < 1:
         raise ValueError(f"test is {test}; it must be between 0 and 1")
-    if isinstance(sizes, int) or not all(isinstance(size, Integral) for size in sizes):
+    if isinstance(sizes, int):
         raise ValueError(f"sizes is {sizes}; it must be a list with the number of classes of each task")
     x = torch.as_tensor(x)
     examples = Split(x[:, None] if x.ndim == 3 else x, _class_labels(y, len(x)))
@@ -67,8 +59,6 @@ def from_dataset(dataset: Any, sizes: Sequence[int], **settings: Any) -> Stream:
         **settings: The keyword arguments of ``from_tensors``. The default name is that of the class.
     """
     items = [dataset[index] for index in range(len(dataset))]
-    if not items:
-        raise ValueError("dataset has no examples")
     try:
         x = torch.stack([torch.as_tensor(item[0]) for item in items])
     except (RuntimeError, TypeError, ValueError) as error:
@@ -94,12 +84,7 @@ def from_folder(folder: str | Path, sizes: Sequence[int], *, size: int | None = 
 
 
 def split_by_class(
-    name: str,
-    train: Split,
-    test: Split,
-    sizes: Sequence[int],
-    order: Sequence[int] | int | None = None,
-    **prepare: Any,
+    name: str, train: Split, test: Split, sizes: Sequence[int], order: Sequence[int] | int | None = None, **prepare: Any
 ) -> Stream:
     """Return a class-incremental stream. Labels are renumbered so that the first task has the labels 0, 1, ….
 
@@ -119,8 +104,8 @@ def split_by_class(
         order = torch.randperm(classes, generator=torch.Generator().manual_seed(order)).tolist()
     if sorted(order) != list(range(classes)):
         raise ValueError(f"order is {list(order)}; it must name each of the classes 0 to {classes - 1} once")
-    low = min(int(train.y.min()), int(test.y.min()))
-    high = max(int(train.y.max()), int(test.y.max()))
+    labels = torch.cat([train.y, test.y])
+    low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(f"sizes {list(sizes)} add up to {classes} classes, but the labels go from {low} to {high}")
     rank = torch.empty(classes, dtype=torch.int64)
@@ -133,8 +118,7 @@ def split_by_class(
 
     tasks, start = [], 0
     for size in sizes:
-        labels = tuple(range(start, start + size))
-        tasks.append(Task(of_task(train, start, size), of_task(test, start, size), labels))
+        tasks.append(Task(of_task(train, start, size), of_task(test, start, size), tuple(range(start, start + size))))
         start += size
     return Stream(name, tuple(tasks), classes, "class", **prepare)
 
@@ -171,10 +155,8 @@ def _class_labels(y: Any, examples: int) -> Tensor:
     try:
         labels = torch.as_tensor(y)
     except (TypeError, ValueError):
-        raise ValueError(
-            f"y holds {type(y[0]).__name__}; it must hold class numbers 0, 1, …; "
-            "numpy.unique(y, return_inverse=True)[1] numbers them"
-        ) from None
+        numbered = "numpy.unique(y, return_inverse=True)[1] numbers them"
+        raise ValueError(f"y holds {type(y[0]).__name__}; it must hold class numbers 0, 1, …; {numbered}") from None
     if labels.ndim != 1:
         raise ValueError(f"y has shape {tuple(labels.shape)}; it must hold one class per example, shape ({examples},)")
     whole = labels.to(torch.int64)

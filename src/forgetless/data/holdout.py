@@ -16,9 +16,7 @@ def stratified(y: Tensor, fraction: float, generator: torch.Generator) -> Tensor
     for label in y.unique().tolist():
         rows = (y.cpu() == label).nonzero()[:, 0]
         if len(rows) < 2:
-            raise ValueError(
-                f"class {label} has {len(rows)} example; holding out a share of {fraction} needs 2 or more"
-            )
+            raise ValueError(f"class {label} has 1 example; holding out a share of {fraction} needs 2 or more")
         count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         mask[rows[torch.randperm(len(rows), generator=generator)[:count]]] = True
     return mask
@@ -34,8 +32,8 @@ def held_out_rows(tasks: Sequence[tuple[Tensor, Tensor]], fraction: float, gener
     decisions: dict[bytes, list[bool]] = {}  # by content: whether each copy of an example is held out
     masks: list[Tensor] = []
     for number, (x, y) in enumerate(tasks):
-        earlier = (mask for mask, (_, labels) in zip(masks, tasks, strict=False) if torch.equal(labels, y))
-        mask = next(earlier, None)
+        equal = (mask for mask, (_, labels) in zip(masks, tasks, strict=False) if torch.equal(labels, y))
+        mask = next(equal, None)
         if mask is None:
             mask = stratified(y, fraction, generator)
             if any(classes[number] & other for place, other in enumerate(classes) if place != number):

@@ -15,12 +15,7 @@ from forgetless.data.holdout import held_out_rows
 
 @dataclass(frozen=True)
 class Split:
-    """Examples and their labels.
-
-    Attributes:
-        x: The examples, shape (count, channels, height, width) for images; uint8 or float.
-        y: Their labels, shape (count,), int64.
-    """
+    """Examples, of shape (count, channels, height, width) for images, uint8 or float, and their labels, int64."""
 
     x: Tensor
     y: Tensor
@@ -117,20 +112,12 @@ class Stream:
         if self.scenario not in ("class", "domain"):
             return f"scenario is {self.scenario!r}; it must be class or domain"
         if (self.pad or self.flip) and len(self.shape) != 3:
-            return (
-                f"pad is {self.pad} and flip is {self.flip}, but an example has shape {self.shape}; they need images "
-                "of shape (channels, height, width)"
-            )
+            return f"pad and flip need images (channels, height, width), but an example has shape {self.shape}"
         if bool(self.mean) != bool(self.std):
             return f"mean is {self.mean} and std is {self.std}; give both or neither"
         channels = self.shape[0] if self.shape else 1
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) not in (0, 1, channels):
-                return (
-                    f"{name} is {values}; it must have one number for each of the {channels} channels, or one for all"
-                )
-        if not all(value > 0 for value in self.std):
-            return f"std is {self.std}; it must be above 0"
+        if not {len(self.mean), len(self.std)} <= {0, 1, channels}:
+            return f"mean is {self.mean} and std is {self.std}; give one number per channel ({channels}) or one for all"
         pixels = min(self.shape[-2:], default=0)
         if self.mirror and not 0 < self.pad < pixels:
             return f"mirror is on and pad is {self.pad}; pad must be 1 or more and below the images' {pixels} pixels"
@@ -147,17 +134,13 @@ class Stream:
                     f"the {kind} examples of task {number} are {split.x.dtype} of shape {tuple(split.x.shape[1:])}, "
                     f"but the first are {dtype} of shape {self.shape}; all must have the same type and shape"
                 )
-            low, high = int(split.y.min()), int(split.y.max())
-            if low < 0 or high >= self.classes:
-                return (
-                    f"task {number} has labels from {low} to {high}; with {self.classes} classes they must be "
-                    f"0 to {self.classes - 1}"
-                )
         trained, tested = (set(split.y.unique().tolist()) for split in (task.train, task.test))
+        listed = ", ".join(map(str, task.classes))
+        if not set(task.classes) <= set(range(self.classes)):
+            return f"task {number} has classes {listed}; with {self.classes} classes they must be below {self.classes}"
         if missing := set(task.classes) - trained:
             return f"task {number} has no training example of class {min(missing)}"
         if foreign := (trained | tested) - set(task.classes):
-            listed = ", ".join(map(str, task.classes))
             return f"task {number} has examples of class {min(foreign)}, but its classes are {listed}"
         return None
 
@@ -197,8 +180,7 @@ class Stream:
         """Return the stream with all training examples in the first task; test sets stay as they are."""
         train = Split(torch.cat([t.train.x for t in self.tasks]), torch.cat([t.train.y for t in self.tasks]))
         classes = tuple(sorted({label for task in self.tasks for label in task.classes}))
-        first = Task(train, self.tasks[0].test, classes)
-        return replace(self, tasks=(first, *self.tasks[1:]))
+        return replace(self, tasks=(Task(train, self.tasks[0].test, classes), *self.tasks[1:]))
 
     def validation(self, fraction: float = 0.1, seed: int = 0) -> Stream:
         """Return the stream with part of each training set as its test set, for choosing settings.
@@ -215,11 +197,8 @@ class Stream:
         """
         if not 0 < fraction < 1:
             raise ValueError(f"fraction is {fraction}; it must be between 0 and 1")
-        held_out = held_out_rows(
-            [(task.train.x, task.train.y) for task in self.tasks], fraction, torch.Generator().manual_seed(seed)
-        )
-        tasks = tuple(
-            Task(task.train.where(~mask), task.train.where(mask), task.classes)
-            for task, mask in zip(self.tasks, held_out, strict=True)
-        )
-        return replace(self, name=f"{self.name} (validation)", tasks=tasks)
+        examples = [(task.train.x, task.train.y) for task in self.tasks]
+        masks = held_out_rows(examples, fraction, torch.Generator().manual_seed(seed))
+        pairs = zip(self.tasks, masks, strict=True)
+        tasks = (Task(task.train.where(~mask), task.train.where(mask), task.classes) for task, mask in pairs)
+        return replace(self, name=f"{self.name} (validation)", tasks=tuple(tasks))

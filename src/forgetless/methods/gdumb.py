@@ -110,15 +110,9 @@ def learning_rate(epoch: int, high: float, low: float) -> float:
 
 
 def cut_and_mix(x: Tensor, other: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Paste a box of ``other`` into ``x``; an interval if examples have one dimension.
+    """Paste a box of ``other`` into ``x`` (an interval if examples have one dimension); return also the share of ``x``.
 
-    Args:
-        x: The inputs.
-        other: The inputs in another order.
-        numbers: Uniform in [0, 1): the share of ``x`` that should remain, and the row and column of the centre.
-
-    Returns:
-        The mixed inputs, and the share of ``x`` that remains.
+    ``numbers`` are uniform in [0, 1): the share of ``x`` that should remain, and the row and column of the box.
     """
     share = 1 - numbers[0]  # α = 1: uniform
     side = share if x.ndim == 2 else share.sqrt()

@@ -23,7 +23,7 @@ network predicts without gates, in task-IL too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from forgetless.compute.modules import joined, unwrap
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.layers import Layers, find_layers, probe, unit_count
+from forgetless.methods.layers import Layers, find_layers, forward_hooks, probe, unit_count
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 from forgetless.repair.groups import is_norm
@@ -126,10 +126,9 @@ class HAT(Method):
         network = unwrap(learner.network)
         task = min(self.ended, learner.tasks - 1)
         masks = {joined(self.output, name): (~learner.foreign[task]).float() for name in ("weight", "bias")}
-        below: Tensor | None = None  # A of the layer below; 1 for the inputs
+        below = torch.ones(1, device=learner.device)  # A of the layer below; 1 for the inputs
         for name, used in zip(self.hidden, self.used, strict=True):
             inputs = network.get_submodule(name).get_parameter("weight").shape[1]
-            below = torch.ones(inputs, device=used.device) if below is None else below
             repeated = below.repeat_interleave(inputs // len(below))  # a flattened channel is many inputs
             masks[joined(name, "weight")] = 1 - torch.minimum(used[:, None], repeated)
             masks[joined(name, "bias")] = 1 - used
@@ -169,16 +168,12 @@ class Gated(nn.Module):
         self.gates = dict(gates)
 
     def forward(self, x: Tensor) -> Tensor:
-        handles = []
-        try:
-            for name, gate in self.gates.items():
-                layer = self.network.get_submodule(name)
-                shaped = gate[:, None, None] if isinstance(layer, nn.Conv2d) else gate
-                handles.append(layer.register_forward_hook(lambda _, __, output, gate=shaped: output * gate))
+        hooks: dict[str, Callable[..., Any]] = {}
+        for name, gate in self.gates.items():
+            shaped = gate[:, None, None] if isinstance(self.network.get_submodule(name), nn.Conv2d) else gate
+            hooks[name] = lambda _, __, output, gate=shaped: output * gate
+        with forward_hooks(self.network, hooks):
             logits: Tensor = self.network(x)
-        finally:
-            for handle in handles:
-                handle.remove()
         return logits
 
 
@@ -189,12 +184,6 @@ def check_chain(learner: Learner, layers: Layers) -> None:
     names = [*layers.hidden, layers.output]
     if not layers.hidden:
         raise ValueError(f"hat gates the units before the output layer, and {kind} has none; use mlp or vgg11")
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"hat needs one gate per layer, but {kind} calls {name} more than once")
-        layer = network.get_submodule(name)
-        if isinstance(layer, nn.Conv2d) and layer.groups > 1:
-            raise ValueError(f"hat needs layers that connect all units, but {name} of {kind} is a grouped convolution")
     for name, next_name in pairwise(names):
         seen: list[Tensor] = []
         probe(learner, {
@@ -204,8 +193,7 @@ def check_chain(learner: Learner, layers: Layers) -> None:
         if bool(seen[0].any()):
             raise ValueError(
                 f"hat cannot train {kind}: if all units of {name} are 0, {next_name} still sees other values, from a "
-                "residual connection or a function that is not 0 at 0. Gates would not close these units; use a "
-                "network whose layers follow one another, such as mlp or vgg11"
+                "residual connection or a function that is not 0 at 0; use a chain of layers, such as mlp or vgg11"
             )
     for path, module in network.named_modules():
         if is_norm(module):

@@ -44,19 +44,13 @@ class ICaRL(Method):
         if not callable(getattr(learner.network, "features", None)):
             raise ValueError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
         if learner.buffer.capacity < learner.classes:
+            needed = f"with {learner.classes} classes icarl needs {learner.classes} or more"
+            raise ValueError(f"buffer is {learner.buffer.capacity}; {needed}, an equal number of exemplars per class")
+        labels = (~learner.foreign).nonzero()[:, 1].tolist()  # of all tasks in a row
+        if labels != list(range(len(labels))):
             raise ValueError(
-                f"buffer is {learner.buffer.capacity}; with {learner.classes} classes icarl needs {learner.classes} or "
-                "more, an equal number of exemplars per class"
-            )
-        for label, foreign in enumerate(learner.foreign.T.tolist()):
-            if foreign.count(False) > 1:
-                tasks = ", ".join(str(number) for number, other in enumerate(foreign, 1) if not other)
-                raise ValueError(f"icarl needs every class in one task only, but class {label} is in tasks {tasks}")
-        seen = (~learner.foreign).cumsum(0).clamp(max=1).sum(1).tolist()
-        if seen != [learner.seen(task) for task in range(learner.tasks)]:
-            raise ValueError(
-                "icarl needs classes numbered in the order of the tasks, from 0 in the first task, as by "
-                "forgetless.data.builders.from_tensors"
+                "icarl needs every class in one task only, and classes numbered in the order of the tasks, as by "
+                f"forgetless.data.builders.from_tensors; the classes of the tasks in a row are {labels}"
             )
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -82,14 +76,13 @@ class ICaRL(Method):
         exemplars = []
         if len(learner.buffer):
             stored = Split(learner.buffer["x"], learner.buffer["y"])
-            for label in stored.y.unique().tolist():
-                exemplars.append(stored.subset((stored.y == label).nonzero()[:share, 0]))
+            rows = [(stored.y == label).nonzero()[:share, 0] for label in stored.y.unique().tolist()]
+            exemplars.append(stored.subset(torch.cat(rows)))
         for label in task.classes:
             examples = task.train.where(task.train.y == label)
             exemplars.append(examples.subset(herd(features(learner, examples.x), min(share, len(examples)))))
-        learner.buffer.replace({
-            "x": torch.cat([split.x for split in exemplars]), "y": torch.cat([split.y for split in exemplars]),
-        })  # fmt: skip
+        x, y = torch.cat([split.x for split in exemplars]), torch.cat([split.y for split in exemplars])
+        learner.buffer.replace({"x": x, "y": y})
         learner.spend("memory", len(task.train))
         self.former = _frozen_copy(learner.network)
         self.means = None

@@ -18,11 +18,7 @@ from forgetless.methods.learner import Learner, evaluating
 
 
 def add_penalty(
-    loss: Tensor,
-    weight: float,
-    parameters: Iterable[Tensor],
-    importance: Sequence[Tensor],
-    anchor: Sequence[Tensor],
+    loss: Tensor, weight: float, parameters: Iterable[Tensor], importance: Sequence[Tensor], anchor: Sequence[Tensor]
 ) -> Tensor:
     """Return loss + weight · Σ importance · (parameter − anchor)²."""
     for parameter, value, place in zip(parameters, importance, anchor, strict=True):
@@ -39,14 +35,9 @@ def mean_over_task(
 ) -> list[Tensor]:
     """Return the mean over training examples of a function of their gradients, for each trained parameter.
 
-    The passes are in evaluation mode, since batch norm would mix the examples.
-
-    Args:
-        learner: The learner whose network is differentiated.
-        task: The task whose training examples are used.
-        examples: How many of them, evenly spread; see ``example_count``. Each one needs memory for a full gradient.
-        value: The value to differentiate, computed from outputs (1, classes) and label (1,) of one example.
-        reduce: Computes from gradients (examples, …) and values (examples,) their sum (…).
+    ``value`` computes what is differentiated, from the outputs (1, classes) and the label (1,) of one example.
+    ``reduce`` sums over gradients (examples, …) and values (examples,). The examples are evenly spread. The passes are
+    in evaluation mode, since batch norm would mix the examples.
     """
     network = learner.network
     trained = {id(parameter) for parameter in learner.parameters}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, final
 
 import torch
@@ -45,10 +46,8 @@ def find_layers(learner: Learner) -> Layers:
     }
     probe(learner, hooks)
     if not called or unit_count(network.get_submodule(called[-1])) != learner.classes:
-        raise ValueError(
-            f"{type(network).__name__} does not end with a Linear or Conv2d layer of {learner.classes} outputs, one "
-            "per class, so it has no separate head for each task"
-        )
+        wanted = f"a Linear or Conv2d layer of {learner.classes} outputs, one per class"
+        raise ValueError(f"{type(network).__name__} does not end with {wanted}, so tasks have no separate heads")
     return Layers(called[:-1], called[-1])
 
 
@@ -59,18 +58,21 @@ def unit_count(layer: nn.Module) -> int:
 
 @torch.no_grad()
 def probe(learner: Learner, hooks: Mapping[str, Callable[..., Any]]) -> None:
-    """Run the network once in evaluation mode with temporary forward hooks on the layers of these names.
-
-    The inputs are noise, or zeros for a network of tokens.
-    """
+    """Run the network once in evaluation mode with forward hooks, on noise, or on zeros for a network of tokens."""
     network = unwrap(learner.network)
     x = learner.zero_inputs(2)
     if x.is_floating_point():
         x = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    with forward_hooks(network, hooks), evaluating(network):
+        network(x.to(learner.device))
+
+
+@contextmanager
+def forward_hooks(network: nn.Module, hooks: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Register forward hooks on the layers of these names, and remove them on leaving."""
     handles = [network.get_submodule(name).register_forward_hook(hook) for name, hook in hooks.items()]
     try:
-        with evaluating(network):
-            network(x.to(learner.device))
+        yield
     finally:
         for handle in handles:
             handle.remove()

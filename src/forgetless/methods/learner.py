@@ -232,10 +232,7 @@ class Learner:
         return loss.detach(), logits.detach()
 
     def run_counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
-        """Run ``call``, add its FLOPs to the ledger and return its result.
-
-        The FLOPs are counted in the first call with this phase and key.
-        """
+        """Run ``call`` and add its FLOPs, counted in the first call with this phase and key, to the ledger."""
         if (phase, key) in self.costs:
             result = call()
         else:
@@ -246,13 +243,7 @@ class Learner:
         return result
 
     def spend(self, phase: str, examples: int, *, backward: bool = False) -> None:
-        """Add the FLOPs of passes of ``examples`` examples to the ledger.
-
-        Args:
-            phase: The phase of the ledger.
-            examples: The number of examples.
-            backward: Whether there are backward passes too; with them a pass costs nominally 3 × forward.
-        """
+        """Add the FLOPs of ``examples`` forward passes to the ledger; with ``backward``, nominally 3 × forward each."""
         key = ("example", backward)
         if key not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel

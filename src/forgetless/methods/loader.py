@@ -11,8 +11,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -40,15 +39,6 @@ class Loader:
     def __init__(
         self, split: Split, batch: int, engine: Engine, generator: torch.Generator, *, smallest: int = 1
     ) -> None:
-        """Prepare to load.
-
-        Args:
-            split: The training examples.
-            batch: The number of examples per batch.
-            engine: The engine of the run.
-            generator: The random numbers of the order.
-            smallest: The least number of examples in a batch.
-        """
         self._split, self._batch, self._generator = split, batch, generator
         device = engine.device
         self._order = torch.zeros(len(split), dtype=torch.int64, device=device)
@@ -131,8 +121,7 @@ class Loader:
             self._prefetcher.close()
 
 
-@dataclass(frozen=True)
-class _Slot:
+class _Slot(NamedTuple):
     """Pinned memory for one batch, and the event after which its last copy to the GPU is done."""
 
     x: Tensor
@@ -147,9 +136,8 @@ class _Prefetcher:
         self._images = split.x
         shape = (batch, *split.x.shape[1:])
         self.x = torch.zeros(shape, dtype=split.x.dtype, device=device)
-        self._slots = [
-            _Slot(torch.zeros(shape, dtype=split.x.dtype, pin_memory=True), torch.cuda.Event()) for _ in range(SLOTS)
-        ]
+        pinned = [torch.zeros(shape, dtype=split.x.dtype, pin_memory=True) for _ in range(SLOTS)]
+        self._slots = [_Slot(x, torch.cuda.Event()) for x in pinned]
         self._thread = ThreadPoolExecutor(1, "loader")
         self._gathered: deque[Future[tuple[_Slot, int]]] = deque()
         self._waiting: deque[Tensor] = deque()

@@ -61,9 +61,5 @@ class MAS(Method):
 def output_importance(learner: Learner, task: Task, examples: int) -> list[Tensor]:
     """Return E |∂ ‖f(x)‖² / ∂θ| over examples of a task, for each trained parameter."""
     return mean_over_task(
-        learner,
-        task,
-        examples,
-        lambda logits, _: logits.square().sum(),
-        lambda gradients, _: gradients.abs().sum(0),
+        learner, task, examples, lambda logits, _: logits.square().sum(), lambda gradients, _: gradients.abs().sum(0)
     )

@@ -104,9 +104,11 @@ class Method(Checked, ABC):
 
         A method that holds a network or references to its parameters overrides this and ``load_state_dict``.
         """
+        network = (*learner.network.parameters(), *learner.network.buffers())
+        memory = {tensor.untyped_storage().data_ptr() for tensor in network if tensor.numel()}
         for name, value in vars(self).items():
             for part in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(part, Tensor) and _is_in_network(part, learner):
+                if isinstance(part, Tensor) and part.untyped_storage().data_ptr() in memory:
                     raise TypeError(
                         f"{type(self).__name__} holds {name}, a tensor of the network, which a checkpoint would copy; "
                         "use learner.network instead, or override state_dict and load_state_dict"
@@ -132,22 +134,14 @@ def _copy_to_device(value: Any, learner: Learner) -> Any:
     return [_copy_to_device(part, learner) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _is_in_network(tensor: Tensor, learner: Learner) -> bool:
-    """Return whether a tensor shares memory with a parameter or buffer of the network."""
-    members = (*learner.network.parameters(), *learner.network.buffers())
-    storage = tensor.untyped_storage().data_ptr()
-    return bool(tensor.numel()) and any(member.untyped_storage().data_ptr() == storage for member in members)
-
-
 def check_declaration(method: Method) -> None:
     """Raise ``ValueError`` for a class whose memory is unknown or whose settings lack ``@dataclass``."""
     kind = type(method)
     if method.memory not in ("none", "reservoir", "balanced", "own"):
         raise ValueError(f"{kind.__name__}.memory is {method.memory!r}; it must be none, reservoir, balanced or own")
     if fields := [name for name, value in vars(kind).items() if isinstance(value, Field)]:
-        raise ValueError(
-            f"{kind.__name__} has settings ({', '.join(fields)}) but is not a dataclass; put @dataclass above it"
-        )
+        names = ", ".join(fields)
+        raise ValueError(f"{kind.__name__} has settings ({names}) but is not a dataclass; put @dataclass above it")
 
 
 def take_step(method: Method, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

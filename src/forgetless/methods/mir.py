@@ -35,10 +35,8 @@ class MIR(Method):
 
     def begin(self, learner: Learner) -> None:
         if self.candidates < learner.replay_size:
-            raise ValueError(
-                f"candidates is {self.candidates}; it must be {learner.replay_size} or more, the number of replayed "
-                "examples"
-            )
+            least = f"{learner.replay_size} or more, the number of replayed examples"
+            raise ValueError(f"candidates is {self.candidates}; it must be {least}")
 
     def draws(self, learner: Learner) -> int:
         return self.candidates

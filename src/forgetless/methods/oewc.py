@@ -71,10 +71,8 @@ class OnlineEWC(Method):
 
 def fisher_information(learner: Learner, task: Task, examples: int) -> list[Tensor]:
     """Return E[p(y|x) · (∂ log p(y|x) / ∂θ)²] over examples of a task, for each trained parameter."""
-    return mean_over_task(
-        learner,
-        task,
-        examples,
-        lambda logits, y: -F.cross_entropy(logits, y),
-        lambda gradients, values: torch.einsum("e,e...->...", values.exp(), gradients.square()),
-    )
+
+    def weighted(gradients: Tensor, values: Tensor) -> Tensor:
+        return torch.einsum("e,e...->...", values.exp(), gradients.square())
+
+    return mean_over_task(learner, task, examples, lambda logits, y: -F.cross_entropy(logits, y), weighted)

@@ -61,9 +61,8 @@ class PackNet(Method):
     def begin(self, learner: Learner) -> None:
         called, self.output = find_layers(learner)
         self.hidden = [name for name in dict.fromkeys(called) if name != self.output]
-        self.owner = [
-            torch.full_like(weight, FREE, dtype=torch.int16) for weight in self._hidden_weights(learner).values()
-        ]
+        weights = self._hidden_weights(learner).values()
+        self.owner = [torch.full_like(weight, FREE, dtype=torch.int16) for weight in weights]
         self.norms, self.ended = [], 0
         self.masks = self._masks(learner, 0, FREE)
 
@@ -106,10 +105,8 @@ class PackNet(Method):
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         self.owner = copy_like(self.owner, state["owner"])
         now = _normalisation(learner)
-        self.norms = [
-            dict(zip(now, copy_like(now.values(), [norm[name] for name in now]), strict=True))
-            for norm in state["norms"]
-        ]
+        copies = [copy_like(now.values(), [norm[name] for name in now]) for norm in state["norms"]]
+        self.norms = [dict(zip(now, tensors, strict=True)) for tensors in copies]
         self.ended = state["ended"]
         self._mask_next_task(learner)
 

@@ -22,15 +22,7 @@ from forgetless.compute import kernels
 def batch_norm(
     bn: nn.BatchNorm2d, x: Tensor, *, relu: bool = False, residual: Tensor | None = None, passes: int = 1
 ) -> Tensor:
-    """Return the normalised images.
-
-    Args:
-        bn: The layer, whose running statistics are updated in training mode.
-        x: Images (batch, channels, height, width).
-        relu: Whether to apply ReLU at the end.
-        residual: Images to add before the ReLU.
-        passes: The number of equal batches in ``x`` that are normalised separately.
-    """
+    """Return images (batch, channels, height, width), normalised by ``bn``, plus the residual, after the ReLU."""
     if _has_kernel(bn, x, x.dtype):
         from forgetless.compute.kernels import batch_norm as kernel  # imports Triton
 

@@ -14,24 +14,15 @@ from forgetless.data.stream import Split
 def read() -> tuple[Split, Split]:
     """Return the training and test examples; every fifth image is a test image.
 
-    Pixels are 0 to 16 in the original and 0 to 255 here.
+    Pixels are 0 to 16 in the original and 0 to 255 here. The file is read directly, since importing scikit-learn takes
+    seconds.
     """
-    values = torch.from_numpy(_table())
-    x = (values[:, :-1] * 255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
-    examples = Split(x, values[:, -1].to(torch.int64))
-    fifth = torch.arange(len(examples)) % 5 == 0
-    return examples.where(~fifth), examples.where(fifth)
-
-
-def _table() -> numpy.ndarray[tuple[int, int], numpy.dtype[numpy.float64]]:
-    """Return 64 pixels and the label per row, from scikit-learn's file, since importing scikit-learn takes seconds."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise ImportError("seq-digits needs scikit-learn: pip install 'forgetless[digits]'")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if file.exists():
-        return numpy.loadtxt(file, delimiter=",")
-    from sklearn.datasets import load_digits
-
-    data = load_digits()
-    return numpy.column_stack([data.data, data.target])
+    values = torch.from_numpy(numpy.loadtxt(file, delimiter=","))  # 64 pixels and the label per row
+    x = (values[:, :-1] * 255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
+    examples = Split(x, values[:, -1].to(torch.int64))
+    fifth = torch.arange(len(examples)) % 5 == 0
+    return examples.where(~fifth), examples.where(fifth)

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy
@@ -47,15 +48,12 @@ def decode(paths: Sequence[Path], size: int | None) -> Tensor:
 
 def read_folder(folder: Path, size: int | None) -> tuple[Tensor, Tensor]:
     """Return the images of ``folder/<class>/**/<image>`` and their labels. Classes are in alphabetical order."""
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder")
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    classes = sorted(path for path in folder.glob("*") if path.is_dir())
     if not classes:
         raise DataError(f"{folder} holds no folders of classes")
     files = [image_files(path) for path in classes]
-    for path, images in zip(classes, files, strict=True):
-        if not images:
-            raise DataError(f"{path} holds no images")
+    if not all(files):
+        raise DataError(f"{classes[files.index([])]} holds no images")
     labels = torch.tensor([label for label, images in enumerate(files) for _ in images])
     return decode([path for images in files for path in images], size), labels
 
@@ -64,11 +62,10 @@ def decode_cached(paths: Sequence[Path], size: int, folder: Path, name: str) -> 
     """Return decoded images, from a file in ``folder/decoded`` if they were decoded before."""
     file = folder / "decoded" / f"{name}-{len(paths)}x{size}.npy"
     array = read_decoded(file, (len(paths), 3, size, size))
-    if array is not None:
-        return torch.from_numpy(array)
-    images = decode(paths, size)
-    _write(file, images.numpy())
-    return images
+    if array is None:
+        array = decode(paths, size).numpy()
+        _write(file, array)
+    return torch.from_numpy(array)
 
 
 def read_decoded(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
@@ -82,14 +79,9 @@ def read_decoded(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
 
 def _write(path: Path, array: numpy.ndarray) -> None:
     """Write an array atomically. A folder that is not writable only costs the time to decode again."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
-            numpy.save(file, array, allow_pickle=False)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            written = Path(folder) / path.name
+            numpy.save(written, array, allow_pickle=False)
+            os.replace(written, path)

@@ -21,16 +21,11 @@ def read(root: Path) -> tuple[Split, Split]:
     rows = [line.split("\t") for line in lines]
     test = [(folder / "val" / "images" / file, labels[wnid]) for file, wnid, *_ in rows]
     if (len(wnids), len(train), len(test)) != (200, 100_000, 10_000):
-        reason = (
-            f"it has {len(wnids)} classes, {len(train)} training and {len(test)} test images, "
-            "expected 200, 100000 and 10000"
-        )
-        raise corrupt(folder, "tinyimagenet", reason)
-    train_split, test_split = (
-        Split(
-            decode_cached([path for path, _ in examples], 64, root, f"tinyimagenet-{part}"),
-            torch.tensor([label for _, label in examples]),
-        )
-        for part, examples in (("train", train), ("test", test))
-    )
-    return train_split, test_split
+        counts = f"{len(wnids)} classes, {len(train)} training and {len(test)} test images"
+        raise corrupt(folder, "tinyimagenet", f"it has {counts}, expected 200, 100000 and 10000")
+    return _decode(train, root, "train"), _decode(test, root, "test")
+
+
+def _decode(examples: list[tuple[Path, int]], root: Path, part: str) -> Split:
+    x = decode_cached([path for path, _ in examples], 64, root, f"tinyimagenet-{part}")
+    return Split(x, torch.tensor([label for _, label in examples]))
