@@ -252,6 +252,10 @@ class FPF:
                 f"the state is of process {rank} of {count}; this is process {self.processes.rank} of "
                 f"{self.processes.count}, which needs its own state"
             )
+        columns, distill = state["buffer"]["columns"], self.settings.distill
+        if columns and ("logits" in columns) != bool(distill):
+            holds = "holds" if "logits" in columns else "does not hold"
+            raise ValueError(f"distill is {distill}, but the buffer of the state {holds} logits")
         present = self.buffer
         buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)
         buffer.load_state_dict(state["buffer"])

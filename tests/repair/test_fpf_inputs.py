@@ -217,3 +217,11 @@ def test_a_network_without_keyword_arguments_fails_at_once():
     fpf = FPF(Whole(), groups="all", steps=2, forward=lambda model, x: model(x))
     fpf.observe(x, y)
     assert fpf.finish() is not None
+
+
+def test_batch_norm_with_one_example_says_what_to_do():
+    fpf = FPF(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), groups="all", batch=1, head="0")
+    fpf.observe(torch.rand(8, 4), torch.arange(8) % 3)
+    match = r"batch norm needs at least 2 examples per batch: draw more \(batch is 1, the buffer holds 8\)"
+    with pytest.raises(ValueError, match=match):
+        fpf.finish()

@@ -181,6 +181,19 @@ def test_resting_statistics_stay_inside_a_wrapper():
     assert network[1].running_mean.tolist() == [0] * 8
 
 
+def test_an_unchosen_embedding_with_max_norm_stays():
+    """Its forward pass writes to its weight."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Flatten(), nn.Linear(24, 3))
+    fpf = FPF(model, groups=["head"], steps=5)
+    x = torch.randint(20, (16, 3))
+    fpf.observe(x, x[:, 0] % 3)
+    before = model[0].weight.detach().clone()
+    assert (before.norm(dim=1) > 0.5).all()
+    assert fpf.finish().names == ("2.weight", "2.bias")
+    assert torch.equal(model[0].weight, before)
+
+
 def test_a_cache_of_a_normalisation_layer_is_no_statistic():
     class Gained(nn.BatchNorm1d):
         def __init__(self, features):

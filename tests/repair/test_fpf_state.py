@@ -90,6 +90,14 @@ def test_named_groups_do_not_resume_as_chosen():
     assert chooses._repairer.selection.chosen is None
 
 
+@pytest.mark.parametrize(("saved", "now", "holds"), [(0.0, 0.5, "does not hold"), (0.5, 0.0, "holds")])
+def test_a_state_with_other_distillation_is_refused(saved, now, holds):
+    fpf = FPF(nn.Linear(4, 2), every=50, distill=saved)
+    fpf.observe(torch.rand(8, 4), torch.zeros(8, dtype=torch.int64), torch.rand(8, 2))
+    with pytest.raises(ValueError, match=f"distill is {now}, but the buffer of the state {holds} logits"):
+        FPF(nn.Linear(4, 2), every=50, distill=now).load_state_dict(fpf.state_dict())
+
+
 def test_other_settings_than_the_states_warn():
     state = FPF(nn.Linear(4, 2), every=50, lr=0.1).state_dict()
     with pytest.warns(

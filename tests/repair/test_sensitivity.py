@@ -20,6 +20,12 @@ def test_change_of_bfloat16_is_averaged_in_float32():
     assert change(now, before).item() == pytest.approx(0.001, rel=1e-6)
 
 
+@pytest.mark.parametrize("function", [change, filter_changes])
+def test_changes_of_another_shape_are_refused(function):
+    with pytest.raises(ValueError, match=r"had shape \(3, 1\), now it has \(3, 2\)"):
+        function(torch.zeros(3, 2), torch.zeros(3, 1))
+
+
 def test_filter_changes_are_one_mean_for_each_filter():
     before = torch.zeros(3, 2, 1, 2)
     now = before.clone()

@@ -237,7 +237,15 @@ class Finetuning:
             if step and engine is not None and backpropagates(self._network, engine):
                 value, _, gradients = self._network.backpropagate(inputs, class_labels(y))
                 return value, gradients
-            logits = objective.forward(self._model, inputs)
+            try:
+                logits = objective.forward(self._model, inputs)
+            except ValueError as error:
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise ValueError(
+                    f"batch norm needs at least 2 examples per batch: draw more (batch is {self._settings.batch}, the "
+                    f"buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
+                ) from error
             if not isinstance(logits, Tensor):
                 raise TypeError(f"forward returned a {type(logits).__name__}; it must return logits, a tensor")
             if step == 0 and (self._schedule is None or not self._schedule.checked):

@@ -14,22 +14,22 @@ from forgetless.repair.groups import float_tensors
 
 @final
 class Restorer:
-    """Copies of what a finetuning may write to: the chosen tensors, and the buffers that a forward pass may update."""
+    """Copies of what a finetuning may write to: the chosen tensors, and what a forward pass may update."""
 
     def __init__(self, network: nn.Module, names: Collection[str]) -> None:
         self._network = network
         moving = _moving(network, names)
-        still = {name: buffer for name, buffer in network.named_buffers() if name not in moving}
+        still = {name: tensor for name, tensor in _written(network).items() if name not in moving}
         with torch.inference_mode(False):
             self.moving = {name: tensor.detach().clone() for name, tensor in moving.items()}
-            self.still = {name: tensor.clone() for name, tensor in still.items()}
+            self.still = {name: tensor.detach().clone() for name, tensor in still.items()}
 
     def restore(self) -> None:
         """Put everything back."""
         self._put_back(self.moving | self.still)
 
     def restore_still(self) -> None:
-        """Put back the buffers that the forward passes wrote to, but that were not chosen."""
+        """Put back what the forward passes wrote to, but was not chosen."""
         self._put_back(self.still)
 
     def moved(self, names: Collection[str]) -> dict[str, Tensor]:
@@ -69,6 +69,14 @@ class Restorer:
 def all_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers as they are now: a network may replace the tensor of a buffer."""
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+
+
+def _written(network: nn.Module) -> dict[str, Tensor]:
+    """Return what a forward pass may write to: buffers, and the weights of embeddings with a ``max_norm``."""
+    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    bounded = {id(module.weight) for module in embeddings if module.max_norm is not None}
+    weights = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in bounded}
+    return {**dict(network.named_buffers()), **weights}
 
 
 def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:

@@ -24,10 +24,7 @@ def change(now: Tensor, before: Tensor) -> Tensor:
 
 def changes(now: Snapshot, before: Snapshot) -> dict[str, Tensor]:
     """Return the change of every tensor of a snapshot."""
-    for name in before:
-        if now[name].shape != before[name].shape:
-            raise ValueError(f"{name} had shape {tuple(before[name].shape)}, now it has {tuple(now[name].shape)}")
-    return {name: change(now[name], before[name]) for name in before}
+    return {name: _distance(now[name], before[name], name).mean() for name in before}
 
 
 def filter_changes(now: Tensor, before: Tensor) -> Tensor:
@@ -131,6 +128,8 @@ def select(
     return tuple(group for group in scores if group in passed)
 
 
-def _distance(now: Tensor, before: Tensor) -> Tensor:
+def _distance(now: Tensor, before: Tensor, name: str = "the tensor") -> Tensor:
+    if now.shape != before.shape:
+        raise ValueError(f"{name} had shape {tuple(before.shape)}, now it has {tuple(now.shape)}")
     wide = torch.promote_types(now.dtype, torch.float32)  # bfloat16 has too few digits to average in
     return (now.detach().to(wide) - before.detach().to(now.device, wide)).abs()
