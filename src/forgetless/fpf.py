@@ -17,10 +17,9 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import find_device
 from forgetless.compute.modules import unwrap
 from forgetless.compute.precision import has_bf16
-from forgetless.repair.batches import call, check_arguments, check_labels, pack
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.finetune import Finetuned
-from forgetless.repair.objective import Augment, Forward, Loss, Objective
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, check_arguments, check_labels, pack
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.selection import STILL
@@ -119,12 +118,10 @@ class FPF:
         seed: int = Memory.seed,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model is a {type(model).__name__}; it must be an nn.Module")
         defaults = Finetune() if every is None else Finetune.k_fpf(every)
         given: dict[str, Any] = {"steps": steps, "lr": lr, "threshold": threshold}
         given = {name: value for name, value in given.items() if value is not None}
-        self.settings = replace(defaults, distill=distill, batch=batch, groups=_names(groups), **given)
+        self.settings = replace(defaults, distill=distill, batch=batch, groups=groups, **given)
         self.objective = Objective(augment, loss, forward, autocast)
         self.model = model
         self._memory = Memory(capacity=capacity, policy=policy, seed=seed)
@@ -243,8 +240,6 @@ class FPF:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
         if state.get("format") != FORMAT:
             raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
-        if missing := self.state_dict().keys() - state.keys():
-            raise ValueError(f"the state lacks {', '.join(sorted(missing))}")
         self.settle()
         rank, count = state["processes"]
         if (rank, count) != (self.processes.rank, self.processes.count):
@@ -294,7 +289,3 @@ class FPF:
             # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
             check_labels(y, logits, values=y.device.type == "cpu")
         return rows
-
-
-def _names(groups: str | Collection[str]) -> str | tuple[str, ...]:
-    return tuple(groups) if isinstance(groups, Collection) and not isinstance(groups, str) else groups

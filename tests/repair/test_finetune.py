@@ -15,9 +15,8 @@ from forgetless import Buffer, NonFiniteError, finetune, networks
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.repair import finetune as finetuning
-from forgetless.repair.batches import call
 from forgetless.repair.finetune import Finetuning, Schedule
-from forgetless.repair.objective import Objective
+from forgetless.repair.objective import Objective, call
 from forgetless.repair.restoring import Restorer
 from forgetless.repair.settings import Finetune
 from forgetless.training.contract import SyncDetector

@@ -122,16 +122,6 @@ def test_a_state_does_not_switch_detection():
     assert searching._repairer._detector is None
 
 
-def test_an_incomplete_state_says_what_it_lacks():
-    fpf = FPF(make("mlp")[0])
-    state = fpf.state_dict()
-    for name in ("buffer", "groups", "tracker"):
-        with pytest.raises(ValueError, match=f"the state lacks {name}"):
-            fpf.load_state_dict({key: value for key, value in state.items() if key != name})
-    with pytest.raises(ValueError, match="the state has format None"):
-        fpf.load_state_dict({})
-
-
 def test_the_object_can_be_pickled():
     model, shape = make("mlp")
     fpf = FPF(model, 64, groups=["fc3"], steps=2)

@@ -5,7 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgetless.repair.sensitivity import change, filter_changes, group_changes, select, sensitivity
+from forgetless.repair.sensitivity import changes, filter_changes, group_changes, select, sensitivity
+
+
+def change(now, before):
+    return changes({"w": now}, {"w": before})["w"]
 
 
 def test_change_is_the_mean_absolute_difference():

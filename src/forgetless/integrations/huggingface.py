@@ -32,7 +32,7 @@ from transformers.trainer_callback import ExportableState
 from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
-from forgetless.repair.batches import call
+from forgetless.repair.objective import call
 
 CALLS = 64  # forward passes kept per batch; a model that is called after an interrupt must not fill the memory
 

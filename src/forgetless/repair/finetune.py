@@ -24,12 +24,10 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.networks.mlp import backpropagates
-from forgetless.repair.batches import NO_LABEL, call, check_buffer, class_labels, unpack
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.objective import Augment, Forward, Loss, Objective
-from forgetless.repair.randomness import untouched_randomness
-from forgetless.repair.restoring import Restorer, all_tensors
+from forgetless.repair.objective import NO_LABEL, Augment, Forward, Loss, Objective, call, class_labels, unpack
+from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import Finetune
 
 
@@ -98,8 +96,6 @@ def finetune(
     Returns:
         The losses and the tensors that moved.
     """
-    if not isinstance(buffer, Buffer):
-        raise ValueError(f"buffer is a {type(buffer).__name__}; it must be a forgetless.Buffer")
     names = [names] if isinstance(names, str) else list(names)
     settings = Finetune(steps=steps, lr=lr, distill=distill, batch=batch)
     objective = Objective(augment, loss, forward, autocast)
@@ -114,8 +110,7 @@ def finetune(
 class Finetuning:
     """``finetune`` step by step: ``advance`` until ``left`` is 0, then ``finish``.
 
-    Between two calls the network has the modes and flags that it had before. With the ``engine`` of a GPU, the learning
-    rates, the step number and the losses are on the device, so that the engine can capture the steps.
+    With the ``engine`` of a GPU, rates, step number and losses are on the device, so that it can capture the steps.
     """
 
     def __init__(
@@ -126,11 +121,10 @@ class Finetuning:
         settings: Finetune,
         objective: Objective,
         generator: torch.Generator,
-        *,
         engine: Engine | None = None,
         processes: Processes | None = None,
     ) -> None:
-        check_buffer(buffer, settings.distill)
+        _check_buffer(buffer, settings.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
         self._settings, self._objective, self._generator = settings, objective, generator
         self._engine, self._processes = engine, processes
@@ -281,16 +275,13 @@ class Schedule:
         self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
 
     def begin(self, rates: list[float]) -> None:
-        """Start a finetuning with these learning rates."""
         self.rates.copy_(torch.tensor(rates))
         self.step.zero_()
 
     def rate(self) -> Tensor:
-        """Return the learning rate of this step."""
         return self.rates.index_select(0, self.step)[0]
 
     def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
-        """Update the parameters and record the loss."""
         if parameters:
             torch._foreach_sub_(parameters, gradients)
         self.losses.index_copy_(0, self.step, loss.float().reshape(1))
@@ -302,6 +293,19 @@ def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> 
     """Return one dense gradient per parameter, zeros where there is none, for the exchange between processes."""
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients or [None] * len(parameters)]
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, dense, strict=True)]
+
+
+def _check_buffer(buffer: Buffer, distill: float) -> None:
+    """Raise ``ValueError`` if the buffer does not hold what a finetuning needs."""
+    if not len(buffer):
+        raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples first")
+    columns = ", ".join(buffer.columns)
+    if not any(column == "x" or column.startswith("x.") for column in buffer.columns):
+        raise ValueError(f"finetuning needs the column 'x' (or 'x.<name>' for several); the buffer has {columns}")
+    if "y" not in buffer.columns:
+        raise ValueError(f"finetuning needs the column 'y'; the buffer has {columns}")
+    if distill and "logits" not in buffer.columns:
+        raise ValueError(f"distill is {distill}, which needs the column 'logits'; the buffer has {columns}")
 
 
 def _eager() -> AbstractContextManager[None]:
@@ -330,11 +334,9 @@ def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Bu
 
 
 def _advice(buffer: Buffer) -> str:
-    """Return what to do about a loss that is not finite."""
     rows = {name: buffer[name].reshape(len(buffer), -1) for name in buffer.columns}
     bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
-    if any(bad.values()):
-        listed = ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count)
+    if listed := ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count):
         return f"The buffer holds NaN or infinity: {listed}"
     if bool((class_labels(rows["y"]) == NO_LABEL).all(1).any()):
         return f"The buffer holds examples without a label ({NO_LABEL}), and a batch of these alone has no loss"

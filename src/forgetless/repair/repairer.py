@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, final
+from dataclasses import replace
+from typing import Any, NamedTuple, final
 from warnings import warn
 
 import torch
@@ -21,15 +21,16 @@ from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
-from forgetless.repair.randomness import untouched_randomness
+from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune, Tracking
 from forgetless.repair.shifts import Detector
 from forgetless.repair.tracker import Row, Tracker
 
+TRACKING = Tracking()
 
-@dataclass(frozen=True)
-class Choice:
+
+class Choice(NamedTuple):
     """What a finetuning would move now."""
 
     groups: tuple[str, ...]  # the chosen groups, including those that are frozen for now
@@ -41,9 +42,8 @@ class Choice:
 class Repairer:
     """The policy of FPF and k-FPF for one network: which groups are finetuned, when, and how.
 
-    With ``tracking``, ``advance`` counts steps, ends windows and detects shifts. Without it, the caller ends epochs by
-    ``tracker.mark()`` and begins tasks by ``tracker.boundary()``. ``grouping`` and ``head`` are those of ``Selection``;
-    ``epochs``, ``keep`` and ``agree`` are those of ``Tracker``.
+    A caller either calls ``advance``, which counts steps, ends windows and detects shifts, or ends epochs and begins
+    tasks itself, by ``tracker.mark()`` and ``tracker.boundary()``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Repairer:
         settings: Finetune,
         objective: Objective,
         *,
-        tracking: Tracking | None = None,
+        tracking: Tracking = TRACKING,
         grouping: Mapping[str, Collection[str]] | None = None,
         head: str | None = None,
         epochs: int = 1,
@@ -60,10 +60,10 @@ class Repairer:
         agree: Callable[[Tensor], Tensor] = lambda changes: changes,
     ) -> None:
         self.model, self.settings, self.objective, self.tracking = model, settings, objective, tracking
-        network = unwrap(model)
-        self.selection = Selection(network, settings, grouping, head)
-        self.tracker = Tracker(network, self.selection.tracked, epochs, keep, agree)
-        self._detector = Detector() if tracking is not None and tracking.detect else None
+        self._network = unwrap(model)
+        self.selection = Selection(self._network, settings, grouping, head)
+        self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep, agree)
+        self._detector = Detector() if tracking.detect else None
         self.step = 0
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced or detected
@@ -72,13 +72,11 @@ class Repairer:
 
     def advance(self) -> bool:
         """Count a training step, end its window if it is full, and return whether a finetuning is due."""
-        assert self.tracking is not None
         self.step += 1
         self._steps_of_window += 1
         ends = self._steps_of_window >= self.tracking.window
-        network = unwrap(self.model)
-        if network.training and (self.step == 1 or ends):
-            self._resting = resting(network)
+        if self._network.training and (self.step == 1 or ends):
+            self._resting = resting(self._network)
         if ends:
             self._mark()
         return self.settings.due(self.step)
@@ -103,7 +101,7 @@ class Repairer:
         groups = self.selection.choice(self.tracker.task_changes())
         movable = self.selection.movable(groups)
         names = self.selection.names(movable)
-        if not unwrap(self.model).training:  # being tested: its modes say nothing about training
+        if not self._network.training:  # being tested: its modes say nothing about training
             names = [name for name in names if name not in self._resting]
         return Choice(groups, movable, tuple(names))
 
@@ -112,7 +110,6 @@ class Repairer:
         names: Collection[str],
         buffer: Buffer,
         generator: torch.Generator,
-        *,
         engine: Engine | None = None,
         processes: Processes | None = None,
     ) -> Finetuning:
@@ -120,9 +117,7 @@ class Repairer:
         settings = self.settings
         if processes is not None:
             settings = replace(settings, batch=processes.share(settings.batch, "batch"))
-        return Finetuning(
-            self.model, buffer, names, settings, self.objective, generator, engine=engine, processes=processes
-        )
+        return Finetuning(self.model, buffer, names, settings, self.objective, generator, engine, processes)
 
     def finetune(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Finetuned | None:
         """Finetune what is chosen, if anything, and leave the user's random states as they are."""
@@ -137,10 +132,9 @@ class Repairer:
         return done
 
     def accept(self, groups: tuple[str, ...], moved: Mapping[str, Tensor] | None = None) -> None:
-        """Keep the choice of a finetuning, and exclude its changes from those of training.
+        """Keep the choice of a finetuning, and leave what it ``moved`` out of the current epoch's changes.
 
-        With ``moved``, how far it moved each tensor, the current epoch's changes leave that out. Without it, the window
-        starts again at the present weights, and so does detection, since training now moves the weights back.
+        Without ``moved`` the window and the detection start again, since training now moves the weights back.
         """
         self.selection.chosen = groups
         self.finetunings += 1
@@ -156,11 +150,9 @@ class Repairer:
         return self.selection.scores(self.tracker.task_changes())
 
     def profile(self) -> Profile:
-        """Return the forgetting profile so far."""
         return self.selection.profile(self.tracker.task_changes(), len(self.tracker.between_tasks))
 
     def why_not(self) -> str:
-        """Return the reason why nothing is finetuned."""
         return self.selection.why_not(self.tracker.task_changes())
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,7 +163,7 @@ class Repairer:
             "step": self.step,
             "finetunings": self.finetunings,
             "shifts": list(self.shifts),
-            "window": None if self.tracking is None else self.tracking.window,
+            "window": self.tracking.window,
             "settings": self._echo(),
             "steps_of_window": self._steps_of_window,
             "resting": sorted(self._resting),
@@ -183,13 +175,12 @@ class Repairer:
         """Resume from ``state``; a state that does not fit raises ``ValueError`` and changes nothing."""
         if {group: tuple(names) for group, names in state["groups"].items()} != self.selection.grouping:
             raise ValueError("the state was saved from a network with other groups of parameters")
-        detect = self.tracking is not None and self.tracking.detect
-        if self.tracking is not None and state["window"] != self.tracking.window:
+        if state["window"] != self.tracking.window:
             raise ValueError(f"the state was saved with window {state['window']}; this has {self.tracking.window}")
         self.tracker.load_state_dict(state["tracker"])
         saved = state["settings"]
         announced = state["detector"] is None and saved["detect"]  # ``boundary`` was called
-        self._detector = Detector() if detect and not announced else None
+        self._detector = Detector() if self.tracking.detect and not announced else None
         if self._detector is not None and state["detector"] is not None:
             self._detector.load_state_dict(state["detector"])
         if not self.selection.fixed:  # groups that were named there were not chosen by sensitivity
@@ -204,11 +195,10 @@ class Repairer:
 
     def _echo(self) -> dict[str, Any]:
         """Return the settings that a resumed run may change, as plain data."""
-        values = {name: getattr(self.settings, name) for name in ("every", "steps", "lr", "distill", "batch")}
-        return values | {
-            "threshold": self.settings.threshold,
+        names = ("every", "steps", "lr", "distill", "batch", "threshold")
+        return {name: getattr(self.settings, name) for name in names} | {
             "groups": list(self.selection.chosen or ()) if self.selection.fixed else "auto",
-            "detect": self.tracking is not None and self.tracking.detect,
+            "detect": self.tracking.detect,
             "autocast": None if self.objective.autocast is None else str(self.objective.autocast),
         }
 
@@ -218,7 +208,6 @@ class Repairer:
 
     def _is_shift(self, row: Row) -> bool:
         assert self._detector is not None
-        assert self.tracking is not None
         begins = self._detector.see(self.selection.weight_changes(self.tracker.by_tensor(row)))
         if begins:
             self.shifts.append(self.step - self.tracking.window)

@@ -1,8 +1,11 @@
-"""Put a network back as it was before a finetuning."""
+"""Put back what a finetuning changes besides the chosen tensors: the network's buffers and the user's randomness."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import random
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
@@ -21,11 +24,9 @@ class Restorer:
         moving = _moving(network, names)
         still = {name: tensor for name, tensor in _written(network).items() if name not in moving}
         with torch.inference_mode(False):
-            self.moving = {name: tensor.detach().clone() for name, tensor in moving.items()}
-            self.still = {name: tensor.detach().clone() for name, tensor in still.items()}
+            self.moving, self.still = _copies(moving), _copies(still)
 
     def restore(self) -> None:
-        """Put everything back."""
         self._put_back(self.moving | self.still)
 
     def restore_still(self) -> None:
@@ -38,24 +39,17 @@ class Restorer:
         return {name: tensors[name].detach() - self.moving[name] for name in names}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the copies."""
-        return {
-            "before": {name: tensor.clone() for name, tensor in self.moving.items()},
-            "still": {name: tensor.clone() for name, tensor in self.still.items()},
-        }
+        return {"before": _copies(self.moving), "still": _copies(self.still)}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the copies that ``state_dict`` returned."""
         for copies, values in ((self.moving, state["before"]), (self.still, state["still"])):
             for name, value in values.items():
                 copies[name].copy_(value)
 
     @torch.no_grad()
     def _put_back(self, values: Mapping[str, Tensor]) -> None:
-        """Write these values. A buffer that was replaced by one of another shape, or that was made in
-        ``inference_mode`` and cannot be written to, becomes the copy itself.
-        """
+        """Write these values. A buffer that was replaced, or made in ``inference_mode``, becomes the copy itself."""
         tensors = all_tensors(self._network)
         for name, value in values.items():
             same = name in tensors and (tensors[name].shape, tensors[name].dtype) == (value.shape, value.dtype)
@@ -71,6 +65,40 @@ def all_tensors(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
 
 
+@contextmanager
+def untouched_randomness(generator: torch.Generator) -> Iterator[None]:
+    """Seed the global random states from ``generator`` inside a ``with`` block, and restore them afterwards.
+
+    These are torch's on the CPU and CUDA, ``random``'s and numpy's; augmentation and dropout draw from them.
+    """
+    seed = draw_seed(generator)
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds devices that were never used
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        random.seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def draw_seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**31, (), generator=generator, device=generator.device))
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
 def _written(network: nn.Module) -> dict[str, Tensor]:
     """Return what a forward pass may write to: buffers, and the weights of embeddings with a ``max_norm``."""
     embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
@@ -80,10 +108,7 @@ def _written(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the tensors that move when ``names`` are finetuned.
-
-    They are the named tensors, the counters beside named buffers, and the vectors of a spectral norm of a named weight.
-    """
+    """Return the named tensors, the counters beside named buffers, and a named weight's spectral-norm vectors."""
     tensors = float_tensors(network)
     moving = {name: tensors[name] for name in names}
     vectors = tuple(name.rpartition(".")[0] + "." for name in names if ".parametrizations." in f".{name}")

@@ -57,7 +57,6 @@ class Selection:
         return [name for names in self._live.values() for name in names]
 
     def names(self, chosen: Collection[str]) -> list[str]:
-        """Return the names of the tensors of these groups."""
         return [name for group in chosen for name in self._live[group]]
 
     def by_group(self, by_tensor: Mapping[str, float]) -> dict[str, float]:
@@ -75,7 +74,7 @@ class Selection:
         return sensitivity(self.by_group(by_tensor), self._statistics)
 
     def choice(self, by_tensor: Mapping[str, float]) -> tuple[str, ...]:
-        """Return the groups to finetune: those chosen before, or those that these changes select.
+        """Return the groups chosen before, or those that these changes select.
 
         Statistics that never moved belong to layers that train in evaluation mode, so they are not selected. A single
         trainable group is always selected: its S_g is 1, which is never above the threshold 1.
@@ -101,7 +100,6 @@ class Selection:
         return Profile(tuple(lines), comparisons)
 
     def why_not(self, by_tensor: Mapping[str, float]) -> str:
-        """Return the reason why nothing is finetuned."""
         chosen = self.choice(by_tensor)
         if chosen and not self.movable(chosen):
             verb = "are" if len(chosen) > 1 else "is"
@@ -113,7 +111,6 @@ class Selection:
         return f"no S_g is above the threshold {self.threshold}; the highest is {highest}, {scores[highest]:.2f}"
 
     def _listed(self, names: str | Collection[str]) -> tuple[str, ...]:
-        """Return the groups that the setting names, checked."""
         chosen = select(dict.fromkeys(self.grouping, 0.0), groups=names)
         frozen = [group for group in chosen if group not in self._live]
         if frozen and names != "all":

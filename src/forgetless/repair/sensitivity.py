@@ -17,13 +17,8 @@ from forgetless.config.catalogue import unknown
 Snapshot = Mapping[str, Tensor]
 
 
-def change(now: Tensor, before: Tensor) -> Tensor:
-    """Return C = (1/|θ|) · ‖θ_now − θ_before‖₁, the mean absolute change of one tensor, as a 0-d tensor."""
-    return _distance(now, before).mean()
-
-
 def changes(now: Snapshot, before: Snapshot) -> dict[str, Tensor]:
-    """Return the change of every tensor of a snapshot."""
+    """Return C = (1/|θ|) · ‖θ_now − θ_before‖₁ of every tensor: its mean absolute change, as a 0-d tensor."""
     return {name: _distance(now[name], before[name], name).mean() for name in before}
 
 

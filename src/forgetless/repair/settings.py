@@ -49,18 +49,19 @@ class Finetune(Checked):
     )
     groups: str | tuple[str, ...] = setting(
         "auto", "Groups to repair: auto (by sensitivity), all, or names.", expects="auto, all, or names of groups",
-        recorded="always",
+        recorded="always"
     )  # fmt: skip
     threshold: float = setting(1.0, "With groups auto: repair the groups whose S_g is above this.", recorded="always")
     batch: int = setting(32, "Examples drawn from the buffer per step of a repair.", least=1, recorded="never")
     pad: int = setting(
         0, "Repair on random crops shifted by up to this many pixels; 0: images as in training.", least=0,
-        option="ft_pad",
+        option="ft_pad"
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if isinstance(self.groups, str) and self.groups not in ("auto", "all"):
-            object.__setattr__(self, "groups", (self.groups,))
+        if self.groups not in ("auto", "all", None):
+            names = (self.groups,) if isinstance(self.groups, str) else tuple(self.groups)
+            object.__setattr__(self, "groups", names)
         super().__post_init__()
 
     @classmethod

@@ -58,11 +58,9 @@ class Detector:
         self._highest = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the windows held, as plain data."""
         return {"recent": [list(row) for row in self._recent], "highest": list(self._highest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned."""
         self.restart()
         self._recent.extend(list(row) for row in state["recent"])
         self._highest = list(state["highest"])

@@ -62,7 +62,6 @@ class Tracker:
 
     @torch.no_grad()
     def snapshot(self) -> dict[str, Tensor]:
-        """Return a copy of the tensors."""
         tensors = float_tensors(self._network)
         for name in self.names:
             if name not in tensors:
@@ -116,11 +115,7 @@ class Tracker:
         return dict(zip(self.names, row.changes.tolist(), strict=True))
 
     def task_changes(self) -> dict[str, float]:
-        """Return C of each tensor: the mean over all rows between tasks. Synchronises with the GPU.
-
-        The result is empty while there is no such row. Rows that are not finite, of weights that were reset since,
-        count only if all rows are such.
-        """
+        """Return C of each tensor: the mean over the finite rows between tasks, if any. Synchronises with the GPU."""
         if not self.between_tasks:
             return {}
         device = self.between_tasks[-1].changes.device  # a network may be moved
@@ -130,7 +125,6 @@ class Tracker:
         return dict(zip(self.names, mean.tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows and snapshots, as tensors and plain data."""
         return {
             "task": self.task,
             "epoch": self.epoch,

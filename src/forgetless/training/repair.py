@@ -13,8 +13,8 @@ from forgetless.methods.learner import Learner
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import only, unfrozen
 from forgetless.repair.objective import Objective
-from forgetless.repair.randomness import draw_seed
 from forgetless.repair.repairer import Repairer
+from forgetless.repair.restoring import draw_seed
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Row
 from forgetless.training.events import Event, Repaired, Stepped, Waiting
@@ -43,7 +43,6 @@ class Repair:
         self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
 
     def groups(self, row: Row) -> dict[str, float]:
-        """Return the change of each group in a row."""
         return self.selection.by_group(self.tracker.by_tensor(row))
 
     def weights(self, row: Row) -> list[float]:
@@ -87,7 +86,6 @@ class Repair:
 
     @property
     def under_way(self) -> bool:
-        """Whether a finetuning is under way."""
         return self._run is not None
 
     def state_dict(self) -> dict[str, Any] | None:
