@@ -121,7 +121,8 @@ class FPF:
         defaults = Finetune() if every is None else Finetune.k_fpf(every)
         given: dict[str, Any] = {"steps": steps, "lr": lr, "threshold": threshold}
         given = {name: value for name, value in given.items() if value is not None}
-        self.settings = replace(defaults, distill=distill, batch=batch, groups=groups, **given)
+        names = groups if isinstance(groups, str | None) else tuple(groups)
+        self.settings = replace(defaults, distill=distill, batch=batch, groups=names, **given)
         self.objective = Objective(augment, loss, forward, autocast)
         self.model = model
         self._memory = Memory(capacity=capacity, policy=policy, seed=seed)

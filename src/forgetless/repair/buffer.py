@@ -162,7 +162,7 @@ class Buffer:
         for name, column in batch.items():
             if not isinstance(column, Tensor) or not column.ndim or column.layout != torch.strided:
                 kind = f"{column.layout} tensor" if isinstance(column, Tensor) else type(column).__name__
-                hint = "; give several as a mapping, {name: tensor}" if isinstance(column, list | tuple) else ""
+                hint = "; give several as a mapping, {name: tensor}" if kind in ("list", "tuple") else ""
                 raise TypeError(f"column {name!r} is a {kind}; it must be a dense tensor, one row per example{hint}")
         sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:

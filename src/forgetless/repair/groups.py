@@ -168,7 +168,7 @@ def _head(network: nn.Module, head: str | None) -> str:
             raise ValueError(f"head={head!r} is not a module with parameters of {type(network).__name__}")
         return head
     adapted = [path for path, module in network.named_modules() if _adapted(module)]
-    layers = [
+    layers: list[tuple[str, nn.Module]] = [
         (path, module)
         for path, module in network.named_modules(remove_duplicate=False)
         if path in adapted or any(True for _ in module.parameters(recurse=False)) or parametrize.is_parametrized(module)

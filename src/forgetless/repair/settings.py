@@ -59,9 +59,8 @@ class Finetune(Checked):
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.groups not in ("auto", "all", None):
-            names = (self.groups,) if isinstance(self.groups, str) else tuple(self.groups)
-            object.__setattr__(self, "groups", names)
+        if isinstance(self.groups, str) and self.groups not in ("auto", "all"):
+            object.__setattr__(self, "groups", (self.groups,))
         super().__post_init__()
 
     @classmethod
