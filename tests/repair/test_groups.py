@@ -1,3 +1,4 @@
+import copy
 from collections import OrderedDict
 
 import pytest
@@ -5,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import forgetless
 from forgetless import networks
@@ -126,6 +128,17 @@ def test_a_tied_weight_belongs_to_the_head_once():
 def test_a_normalisation_is_recognised_by_its_class_name():
     model = nn.Sequential(nn.Linear(3, 4), RMSNorm(), nn.Linear(4, 4), nn.Linear(4, 2))
     assert groups(model)["norm.affine"] == ("1.scale",)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_average_or_frozen_copy_has_no_head(frozen):
+    model = nn.Module()
+    model.net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    if frozen:
+        model.teacher = copy.deepcopy(model.net).requires_grad_(False)
+    else:
+        model.average = AveragedModel(model.net)
+    assert groups(model)["head"] == ("net.4.weight", "net.4.bias")
 
 
 def test_a_head_that_is_frozen_is_the_head():
@@ -353,6 +366,17 @@ class Middle(nn.Module):
 def test_a_middle_layer_named_like_a_head_is_none():
     assert groups(Middle())["head"] == ("cls.weight", "cls.bias")
     assert groups(Middle(10))["head"] == ("fc.weight", "fc.bias")  # which the other one does not follow
+
+
+def test_a_layer_that_feeds_a_matrix_is_no_head():
+    class Cosine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features, self.prototypes = nn.Linear(8, 16), nn.Parameter(torch.randn(4, 16))
+
+    with pytest.raises(ValueError, match="Cosine has no recognisable head"):
+        groups(Cosine())
+    assert groups(Cosine(), head="features")["head"] == ("features.weight", "features.bias")
 
 
 @pytest.fixture

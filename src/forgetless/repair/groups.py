@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
 from forgetless.compute.modules import joined, unwrap
 from forgetless.networks import MLP, VGG11, ResNet
@@ -44,7 +45,7 @@ TABLES: Mapping[type[nn.Module], tuple[tuple[str, str], ...]] = {
 }
 
 HEAD_NAMES = (
-    "head", "heads", "fc", "classifier", "lm_head", "score", "out", "output", "output_layer", "logits", "final"
+    "head", "heads", "fc", "classifier", "lm_head", "score", "out", "output", "output_layer", "logits", "final",
 )  # fmt: skip
 AMBIGUOUS = ("fc", "out", "output", "final")  # names that layers in the middle have too
 
@@ -73,7 +74,11 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
 
 
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and float buffers by name, tied ones once; no caches (``persistent=False``) or sparse ones."""
+    """Return every parameter and every float buffer by name, tied ones once.
+
+    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input. Sparse buffers,
+    such as the edges of a graph, are left out too.
+    """
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
         if is_lazy(tensor):
@@ -85,9 +90,9 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
         if type(module).__name__ == "FullyShardedDataParallel":
             raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_SHARDED}")
     caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
-    for name, buffer in network.named_buffers():
-        if name not in caches and buffer.layout == torch.strided and buffer.is_floating_point():
-            tensors[name] = buffer
+    buffers = ((name, buffer) for name, buffer in network.named_buffers() if name not in caches)
+    dense = ((name, buffer) for name, buffer in buffers if buffer.layout == torch.strided)
+    tensors.update((name, buffer) for name, buffer in dense if buffer.is_floating_point())
     return tensors
 
 
@@ -144,7 +149,7 @@ def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None
     owner.update((name, "head") for name, tensor in tensors.items() if id(tensor) in of_head)
 
     body = [name for name in tensors if name not in owner]
-    units: dict[str, list[str]] = {}  # path -> tensors
+    units: dict[str, list[str]] = {}
     paths = list(_units(network, "", set(body)))
     modules = {path for path, _ in network.named_modules()}
     for name in body:
@@ -161,13 +166,15 @@ def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None
 
 
 def _head(network: nn.Module, head: str | None) -> str:
-    """Return the path of the output layer: ``head``, or the last linear layer, if possible below a usual name."""
+    """Return the path of the output layer: ``head``, or the last linear layer below a child with a usual name, or of
+    the whole network.
+    """
+    paths = {path for path, _ in network.named_modules()}
     if head is not None:
-        module = dict(network.named_modules()).get(head)
-        if module is None or not list(module.parameters()):
+        if head not in paths or not any(True for _ in network.get_submodule(head).parameters()):
             raise ValueError(f"head={head!r} is not a module with parameters of {type(network).__name__}")
         return head
-    adapted = [path for path, module in network.named_modules() if _adapted(module)]
+    adapted = [path for path, module in network.named_modules() if _adapted(module) is not None]
     layers: list[tuple[str, nn.Module]] = [
         (path, module)
         for path, module in network.named_modules(remove_duplicate=False)
@@ -175,19 +182,41 @@ def _head(network: nn.Module, head: str | None) -> str:
         if not is_norm(module) and "parametrizations" not in path.split(".")
         if path in adapted or not any(_below(path, other) for other in adapted)
     ]
+    copies = _copies(network)
+    layers = [(path, module) for path, module in layers if not any(_below(path, copy) for copy in copies)]
     linear = [path for path, module in layers if _is_linear(module)]
     inside = _wrapped(network)
     usual = [path for path in linear if _below(path, inside) and _child(path, inside) in HEAD_NAMES]
     if usual:
         return _last_of_chain(network, usual[-1], inside)
     last = linear[-1] if linear and layers[-1][0] == linear[-1] else None
-    if last is not None and not _in_repeated(network, last):
+    if last is not None and not _in_repeated(network, last, copies) and not _feeds_a_matrix(network, last):
         return last
     raise ValueError(
         f"{type(network).__name__} has no recognisable head: its last layer with parameters is not a linear layer or a "
         "convolution outside of repeated blocks. Name the module of the output layer, head='…', or give the groups, "
         "grouping={group: names}"
     )
+
+
+def _copies(network: nn.Module) -> list[str]:
+    """Return the paths of children that are not trained: averages of the network, or a frozen network beside it."""
+    children = list(network.named_children())
+    frozen = [not any(p.requires_grad for p in child.parameters()) for _, child in children]
+    return [
+        name
+        for (name, child), fixed in zip(children, frozen, strict=True)
+        if isinstance(child, AveragedModel)
+        or (fixed and not all(frozen) and _is_composite(child) and name not in HEAD_NAMES)
+    ]
+
+
+def _feeds_a_matrix(network: nn.Module, path: str) -> bool:
+    """Return whether a module around a layer has a matrix of its own that could multiply the layer's output."""
+    width = getattr(network.get_submodule(path), "out_features", None)
+    parts = path.split(".") if path else []
+    around = [network.get_submodule(".".join(parts[:i])) for i in range(len(parts))]
+    return any(p.ndim == 2 and width in p.shape for module in around for p in module.parameters(recurse=False))
 
 
 def _last_of_chain(network: nn.Module, path: str, inside: str) -> str:
@@ -225,7 +254,8 @@ def _adapted(module: nn.Module) -> nn.Module | None:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    module = _adapted(module) or module
+    adapted = _adapted(module)
+    module = module if adapted is None else adapted
     kinds = nn.Linear | nn.Bilinear | nn.Conv1d | nn.Conv2d | nn.Conv3d
     return isinstance(module, kinds) or "linear" in type(module).__name__.lower()
 
@@ -254,7 +284,10 @@ def _has_repeated(module: nn.Module) -> bool:
 
 
 def _first_block(units: Sequence[nn.Module | None]) -> int:
-    """Return where the stem ends: 0 if the first unit is a repeated layer, else at the next composite unit."""
+    """Return where the stem ends: at the first composite unit after the first unit, otherwise after that one.
+
+    There is no stem if the first unit is one of the repeated layers, as in T5, whose embedding is its head.
+    """
     kinds = [type(unit) if unit and _is_composite(unit) else None for unit in units]
     usual = max(filter(None, kinds), key=kinds.count, default=None)
     if usual and kinds[0] is usual and kinds.count(usual) > 1:
@@ -262,20 +295,24 @@ def _first_block(units: Sequence[nn.Module | None]) -> int:
     return next((i for i, kind in enumerate(kinds) if i and kind), 1)
 
 
-def _in_repeated(network: nn.Module, path: str) -> bool:
+def _in_repeated(network: nn.Module, path: str, copies: Sequence[str]) -> bool:
     """Return whether a module is part of one of several sibling layers of one type."""
-    parent = network
-    for name in path.split(".") if path else []:
-        part = parent.get_submodule(name)
-        if _is_composite(part) and sum(type(child) is type(part) for child in parent.children()) > 1:
+    parts = path.split(".") if path else []
+    for i in range(len(parts)):
+        above = ".".join(parts[:i])
+        part = network.get_submodule(".".join(parts[: i + 1]))
+        siblings = network.get_submodule(above).named_children()
+        alike = [name for name, child in siblings if type(child) is type(part) and joined(above, name) not in copies]
+        if _is_composite(part) and len(alike) > 1:
             return True
-        parent = part
     return False
 
 
 def _is_composite(module: nn.Module) -> bool:
     """Return whether a module contains others; a layer with a parametrization or adapters is one layer."""
-    return not _adapted(module) and any(name != "parametrizations" for name, _ in module.named_children())
+    if _adapted(module) is not None:
+        return False
+    return any(name != "parametrizations" for name, _ in module.named_children())
 
 
 def _below(name: str, path: str) -> bool:
