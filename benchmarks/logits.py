@@ -4,7 +4,7 @@
 
 The logits are those of the step at which an image entered the buffer, as in the paper; of the end of the image's task;
 or of the end of the last finetuning. The runs are around plain SGD and ``masked``, compared with k-FPF-CE, on the
-validation split of Seq-MNIST with the MLP and the searched settings (experiments/presets.py). One process per core.
+validation split of Seq-MNIST with the MLP and the searched settings (experiments/presets.toml). One process per core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from forgetless import Finetune, Method, networks, train
 from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
-from forgetless.experiments.presets import SEARCHED
+from forgetless.experiments.presets import preset_table
 from forgetless.methods.learner import Batch, Learner
 from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended, Repaired, TaskEnded
@@ -72,7 +72,7 @@ def measure(run: tuple[str, float, str], seed: int, epochs: int) -> float:
     stream = streams.seq_mnist().validation()
     watched = Watched(catalogue.load("method", method)())
     network = with_seed(lambda: networks.mlp(stream.classes), seed)
-    searched = SEARCHED["seq-mnist"]["k-fpf+sgd"]
+    searched = preset_table("searched")["seq-mnist"]["k-fpf+sgd"]
     finetune = Finetune.k_fpf(searched["every"], lr=searched["ft_lr"], distill=kd)
     settings = {"batch": searched["batch"], "lr": searched["lr"], "epochs": epochs, "seed": seed}
     for event in train(stream, watched, network, buffer=500, finetune=finetune, **settings):

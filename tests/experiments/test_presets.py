@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from forgetless.config import catalogue
-from forgetless.experiments import presets, record
-from forgetless.experiments.presets import preset
+from forgetless.experiments import record
+from forgetless.experiments.presets import preset, preset_table
 from forgetless.experiments.settings import resolve
 from forgetless.paper.reproduce import parse_label
 
@@ -13,21 +13,12 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_every_name_in_the_presets_is_known():
-    for table in (
-        presets.STREAM_DEFAULTS,
-        presets.DER_AUTHORS,
-        presets.GRIDS,
-        presets.REPAIR_BY_STREAM,
-        presets.SEARCHED,
-    ):
-        assert set(table) <= set(catalogue.STREAMS)
-    assert set(presets.REPAIR_BY_METHOD) <= set(catalogue.METHODS)
-    assert set(presets.STREAM_DEFAULTS) == set(catalogue.STREAMS)
-    for methods in presets.DER_AUTHORS.values():
+    for name in ("der_authors", "borrowed", "mir_candidates", "grids", "repair_by_stream", "searched", "searched_for"):
+        assert set(preset_table(name)) <= set(catalogue.STREAMS)
+    assert set(preset_table("stream_defaults")) == set(catalogue.STREAMS)
+    for methods in (preset_table("repair_by_method"), *preset_table("der_authors").values()):
         assert set(methods) <= set(catalogue.METHODS)
-    for stream, lender in presets.BORROWED.items():
-        assert stream in catalogue.STREAMS
-        assert lender in presets.DER_AUTHORS
+    assert set(preset_table("borrowed").values()) <= set(preset_table("der_authors"))
 
 
 def test_the_der_authors_settings_by_buffer():
@@ -65,20 +56,18 @@ def test_k_fpf_around_masked_distils_and_repairs_often():
     assert resolve("seq-cifar10", "masked", {"repair": "k-fpf", "kd": 0.0})[0].label == "k-fpf-ce+masked"
 
 
-@pytest.mark.parametrize("stream", list(presets.GRIDS))
+@pytest.mark.parametrize("stream", list(preset_table("grids")))
 def test_the_papers_grids_are_complete(stream):
-    assert set(presets.GRIDS[stream]) == {"fpf", "k-fpf"}
-    assert set(presets.GRIDS[stream]["k-fpf"]) == {"lr", "ft_lr", "kd"}
+    fpf, k_fpf = (preset_table("grids")[stream][repair] for repair in ("fpf", "k-fpf"))
+    assert set(k_fpf) == {"lr", "ft_lr", "kd"}
     sizes = {"seq-organamnist": (5, 4, 4, 4), "seq-pathmnist": (5, 3, 5, 4), "seq-cifar10": (5, 3, 4, 3),
              "seq-tinyimagenet": (5, 3, 3, 3), "seq-pacs": (7, 3, 4, 4)}  # fmt: skip
-    k_fpf = presets.GRIDS[stream]["k-fpf"]
-    found = (len(presets.GRIDS[stream]["fpf"]["ft_lr"]), len(k_fpf["lr"]), len(k_fpf["ft_lr"]), len(k_fpf["kd"]))
-    assert found == sizes[stream]
+    assert (len(fpf["ft_lr"]), len(k_fpf["lr"]), len(k_fpf["ft_lr"]), len(k_fpf["kd"])) == sizes[stream]
 
 
 def test_searched_settings_match_the_committed_search():
     best = json.loads((RESULTS / "searches" / "seq-mnist-500.json").read_text())["best"]
-    assert presets.SEARCHED["seq-mnist"] == {row: {"batch": 10, **point} for row, point in best.items()}
+    assert preset_table("searched")["seq-mnist"] == {row: {"batch": 10, **point} for row, point in best.items()}
     value, source = preset("seq-mnist", "er", "fpf", 500)["ft_lr"]
     assert value == best["fpf+er"]["ft_lr"]
     assert source == "searched on validation, fpf+er"

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,11 +32,7 @@ from forgetless.config.fields import check_value
 from forgetless.experiments import record
 from forgetless.experiments.jobs import Planned
 from forgetless.experiments.settings import resolve, run_settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from forgetless.experiments.storage import read_toml
 
 
 def read_plan(file: Path) -> list[Planned]:
@@ -47,18 +42,6 @@ def read_plan(file: Path) -> list[Planned]:
         return expand_plan(values)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{file}: {error}") from None
-
-
-def read_toml(file: Path) -> dict[str, Any]:
-    """Return the values of a TOML file, or raise ``ValueError`` if it cannot be read."""
-    try:
-        return tomllib.loads(file.read_text())
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {file}") from None
-    except IsADirectoryError:
-        raise ValueError(f"{file} is a folder; it must be a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not TOML: {error}") from None
 
 
 def expand_plan(values: Mapping[str, Any]) -> list[Planned]:

@@ -20,9 +20,10 @@ from forgetless.config.fields import check_value
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned
-from forgetless.experiments.plan import check_plan, read_toml
-from forgetless.experiments.presets import GRIDS
+from forgetless.experiments.plan import check_plan
+from forgetless.experiments.presets import preset_table
 from forgetless.experiments.settings import resolve
+from forgetless.experiments.storage import read_toml
 from forgetless.experiments.sweep import RETRY_HINT, RunFailed, SweepEvent, sweep
 from forgetless.training.metrics import MeanStd, mean_std
 
@@ -97,11 +98,11 @@ def paper_grid(stream: str, repair: str, *, distill: bool) -> Grid:
     Returns:
         The values to try, by setting.
     """
-    grids = GRIDS.get(stream, {})
-    if repair not in grids:
-        known = ", ".join(f"{kind} on {name}" for name, kinds in GRIDS.items() for kind in kinds)
+    grids = preset_table("grids")
+    if repair not in grids.get(stream, {}):
+        known = ", ".join(f"{kind} on {name}" for name, kinds in grids.items() for kind in kinds)
         raise ValueError(f"the paper has no grid for this ({known}): write one in a TOML file, --grid FILE")
-    return {name: values for name, values in grids[repair].items() if name != "kd" or distill}
+    return {name: tuple(values) for name, values in grids[stream][repair].items() if name != "kd" or distill}
 
 
 def read_grid(file: Path) -> Grid:

@@ -1,8 +1,9 @@
-"""Write files that are complete or absent, and schedule checkpoints. Imports no torch."""
+"""Write files that are complete or absent, read TOML, and schedule checkpoints. Imports no torch."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from contextlib import suppress
@@ -11,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.config.fields import Checked, setting
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PARTIAL = ".partial"
 
@@ -52,6 +58,18 @@ def check_folder(folder: Path) -> None:
         raise OSError(error.errno, f"out is {folder}, where nothing can be written: {reason}") from None
 
 
+def read_toml(file: Path) -> dict[str, Any]:
+    """Return the values of a TOML file, or raise ``ValueError`` if it cannot be read."""
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {file}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{file} is a folder; it must be a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not TOML: {error}") from None
+
+
 def sweep_up(folder: Path) -> None:
     """Remove partial files that killed processes left. A file younger than a minute may still be written to."""
     for partial in folder.glob(f"*{PARTIAL}"):
@@ -66,6 +84,3 @@ class Schedule(Checked):
 
     steps: int | None = setting(None, "Training steps between two checkpoints.", above=0)
     seconds: float | None = setting(60.0, "Seconds between two checkpoints.", above=0)
-
-
-USUAL = Schedule()

@@ -6,7 +6,7 @@ from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from forgetless.experiments.presets import STREAM_DEFAULTS
+from forgetless.config.catalogue import STREAMS
 from forgetless.paper import reproduce
 from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, default_network, listed, plan_runs
 from forgetless.reports import charts
@@ -91,8 +91,8 @@ def draw_parameters(measured: Sequence[Measured]) -> dict[str, Figure]:
 def k_tau(options: Options) -> Iterator[Line]:
     """Plan k-FPF with different numbers (k) and lengths of its finetunings."""
     stream = options.stream_or("seq-pathmnist")
-    if stream not in STREAM_DEFAULTS:
-        raise ValueError(f"stream is {stream!r}; for k-tau it must be one of {', '.join(STREAM_DEFAULTS)}")
+    if stream not in STREAMS:
+        raise ValueError(f"stream is {stream!r}; for k-tau it must be one of {', '.join(STREAMS)}")
     for k in (2, 5, 9, 41) if options.quick else (2, 5, 9, 21, 41, 121):
         # k − 1 times during training and once at the end. Fewer happen, since S_g is known from the second task on.
         every = reproduce.stream_steps(stream) // k + 1

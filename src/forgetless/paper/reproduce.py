@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forgetless.config.catalogue import STREAMS
 from forgetless.experiments import record
 from forgetless.experiments.jobs import Planned
-from forgetless.experiments.presets import GRIDS, STREAM_DEFAULTS, preset
+from forgetless.experiments.presets import preset, preset_table
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.paper.published import Target
@@ -199,7 +199,7 @@ def plan_runs(stream: str, method: str, given: Mapping[str, Any], options: Optio
 
 def default_network(stream: str) -> str:
     """Return the network of the runs on a stream."""
-    return str(STREAM_DEFAULTS.get(stream, {}).get("network", Settings.network))
+    return str(preset_table("stream_defaults").get(stream, {}).get("network", Settings.network))
 
 
 def scenario(stream: str) -> str | None:
@@ -226,14 +226,14 @@ def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str
         given["groups"] = "all"
     if "kd" in rest:
         searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
-        grid = sorted(GRIDS.get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
+        grid = sorted(preset_table("grids").get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
         given["kd"] = float(searched["kd"][0]) if "kd" in searched else grid[len(grid) // 2]
     return method, given
 
 
 def stream_steps(stream: str, epochs: int | None = None, batch: int | None = None) -> int:
     """Return the training steps of a run on a stream; the last batch of a task may be smaller."""
-    defaults = STREAM_DEFAULTS.get(stream, {})
+    defaults = preset_table("stream_defaults").get(stream, {})
     batches = sum(math.ceil(images / (batch or defaults["batch"])) for images in IMAGES[stream])
     return int((epochs or defaults["epochs"]) * batches)
 

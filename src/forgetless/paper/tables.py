@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from forgetless.config.catalogue import unknown
-from forgetless.experiments.presets import MANY_EPOCHS, REPAIR
+from forgetless.experiments.presets import preset_table, repair_defaults
 from forgetless.paper import reproduce
 from forgetless.paper.published import Target, targets
 from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, listed, parse_label, plan_runs
@@ -96,7 +96,7 @@ def _paper_schedule(target: Target) -> dict[str, Any]:
     repair = "k-fpf" if target.label.startswith("k-fpf") else "fpf"
     given: dict[str, Any] = {"steps": 100}
     if "all" not in target.label:
-        given["threshold"] = REPAIR[repair]["threshold"]
+        given["threshold"] = repair_defaults(repair)["threshold"]
     if repair == "k-fpf":
         given["every"] = reproduce.stream_steps(target.stream, target.epochs) // 5 + 1
     return given
@@ -104,7 +104,7 @@ def _paper_schedule(target: Target) -> dict[str, Any]:
 
 def _many_epochs_rates(target: Target) -> dict[str, Any]:
     """Return the learning rates of k-FPF that were searched with 50 epochs."""
-    return dict(MANY_EPOCHS.get(target.stream, {})) if target.label.startswith("k-fpf") else {}
+    return dict(preset_table("many_epochs").get(target.stream, {})) if target.label.startswith("k-fpf") else {}
 
 
 def judge_improvement(measured: Sequence[Measured]) -> Iterator[Finding]:
