@@ -143,7 +143,7 @@ def confirm(arguments: argparse.Namespace) -> None:
     ]
     run([settings for seeds in planned for settings in seeds if settings.seed], arguments)  # the search had seed 0
     for (_, _, entry), seeds in zip(candidates, planned, strict=True):
-        more = [record.of(arguments.work, settings).accuracy for settings in seeds if settings.seed]
+        more = [record.read_run(arguments.work, settings).accuracy for settings in seeds if settings.seed]
         first = entry.get("validation_accuracies", [entry["validation_accuracy"]])[0]
         entry["validation_accuracies"] = [first, *more]
         entry["validation_accuracy"] = round(fmean(entry["validation_accuracies"]), 3)

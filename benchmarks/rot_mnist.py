@@ -25,7 +25,7 @@ def main() -> None:
     ]
     for run, accuracy in accuracies(runs, work):
         print(run.label, run.seed, accuracy, flush=True)
-    add("rot-mnist", (record.of(work, run) for run in runs))
+    add("rot-mnist", (record.read_run(work, run) for run in runs))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def final(work: Path) -> None:
     chosen = [settings(row, point, seed, validation=False) for row, point in best.items() for seed in range(5)]
     for run, accuracy in accuracies(chosen, work):
         print(run.label, run.seed, accuracy, flush=True)
-    add("seq-mnist", (record.of(work, run) for run in chosen))
+    add("seq-mnist", (record.read_run(work, run) for run in chosen))
 
 
 def main() -> None:

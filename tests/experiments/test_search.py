@@ -71,8 +71,8 @@ def test_the_best_point_is_trained_on_all_data(tmp_path):
     def settings(seed, validation):
         return resolve("seq-digits", "er", {**SHARED, "lr": 0.1, "seed": seed, "validation": validation})[0]
 
-    assert by_rate[0.1] == [record.of(tmp_path, settings(seed, True)).accuracy for seed in (0, 1)]
-    assert result.records == [record.of(tmp_path, settings(seed, False)) for seed in (0, 1)]
+    assert by_rate[0.1] == [record.read_run(tmp_path, settings(seed, True)).accuracy for seed in (0, 1)]
+    assert result.records == [record.read_run(tmp_path, settings(seed, False)) for seed in (0, 1)]
     first, second = (finished.accuracy for finished in result.records)
     assert result.test_accuracy == pytest.approx(((first + second) / 2, abs(first - second) / 2**0.5))
     written = json.loads(result.path(tmp_path).read_text())

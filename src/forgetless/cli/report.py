@@ -56,7 +56,7 @@ def _read(folders: list[str]) -> list[tuple[Path, Record]]:
         raise ValueError(
             f"there is no record in {', '.join(empty)}; records are <folder>/<id>/record.json or .jsonl files"
         )
-    records, problems = record.read_those([file for members in files.values() for file in members])
+    records, problems = record.read_files([file for members in files.values() for file in members])
     print_skipped(problems)
     first: dict[str, tuple[Path, Record]] = {}
     for file, finished in records:

@@ -49,7 +49,7 @@ def run(
     if not as_json:
         _print_settings(settings, sources)
     if file.exists():
-        finished = record.of(out, settings)
+        finished = record.read_run(out, settings)
         version = finished.versions.get("forgetless", forgetless.__version__)
         other = "" if version == forgetless.__version__ else f" (version {version})"
         print_remark(f"this run is finished{other}; remove {file} to repeat it")

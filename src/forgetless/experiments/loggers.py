@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Event, Repaired, Result, TaskEnded
 
 Log = Callable[[Mapping[str, float], int], None]  # writes numbers by name at a step
+Close = Callable[[str], None]  # closes a log; the status is FINISHED, FAILED or KILLED
 
 
 def numbers(event: Event) -> tuple[int, dict[str, float]]:
@@ -35,10 +35,8 @@ def numbers(event: Event) -> tuple[int, dict[str, float]]:
     if isinstance(event, Repaired):
         return event.step, {"finetuning/first_loss": event.first_loss, "finetuning/last_loss": event.last_loss}
     if isinstance(event, TaskEnded):
-        return event.step, {
-            **_by_task("accuracy", event.accuracies, event.seen),
-            **_by_task("task_il_accuracy", event.task_il, event.seen),
-        }
+        task_il = _by_task("task_il_accuracy", event.task_il, event.seen)
+        return event.step, _by_task("accuracy", event.accuracies, event.seen) | task_il
     if isinstance(event, Ended):
         return event.result.steps, _result_numbers(event.result)
     return 0, {}
@@ -53,30 +51,23 @@ def tensorboard(
         events: The events of a run.
         folder: The folder of the log.
         settings: Settings of the run, which TensorBoard shows as text.
-
-    Returns:
-        The same events, for the caller's own loop.
     """
     _library("tensorboard", "tensorboard")
     library = _library("torch.utils.tensorboard", "tensorboard")
 
-    @contextmanager
-    def opened() -> Iterator[Log]:
+    def opened() -> tuple[Log, Close]:
         writer = library.SummaryWriter(str(folder))
-        try:
-            if settings:
-                rows = [f"| {name} | {value} |" for name, value in settings.items()]
-                writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *rows]))
+        if settings:
+            rows = [f"| {name} | {value} |" for name, value in settings.items()]
+            writer.add_text("settings", "\n".join(["| setting | value |", "| --- | --- |", *rows]))
 
-            def log(values: Mapping[str, float], step: int) -> None:
-                for name, value in values.items():
-                    writer.add_scalar(name, value, step)
+        def log(values: Mapping[str, float], step: int) -> None:
+            for name, value in values.items():
+                writer.add_scalar(name, value, step)
 
-            yield log
-        finally:
-            writer.close()
+        return log, lambda status: writer.close()
 
-    return _logged(events, opened())
+    return _logged(events, opened)
 
 
 def wandb(
@@ -89,26 +80,21 @@ def wandb(
         project: The project of the run.
         settings: Settings of the run, stored as its config.
         init: Further arguments of ``wandb.init``, such as ``mode="offline"``.
-
-    Returns:
-        The same events, for the caller's own loop.
     """
     library = _library("wandb", "wandb")
 
-    @contextmanager
-    def opened() -> Iterator[Log]:
+    def opened() -> tuple[Log, Close]:
         try:
             run = library.init(project=project, config=dict(settings or {}), **init)
         except library.Error as error:  # no key or no network
             raise ValueError(f"wandb could not start: {error}") from error
-        code = 1  # until the training has ended
-        try:
-            yield lambda values, step: run.log(dict(values), step=step)
-            code = 0
-        finally:
-            run.finish(exit_code=code)
 
-    return _logged(events, opened())
+        def log(values: Mapping[str, float], step: int) -> None:
+            run.log(dict(values), step=step)
+
+        return log, lambda status: run.finish(exit_code=int(status != "FINISHED"))
+
+    return _logged(events, opened)
 
 
 def mlflow(
@@ -127,14 +113,10 @@ def mlflow(
         settings: Settings of the run, stored as its parameters.
         name: The name of the run.
         uri: Where the runs are tracked. Default: MLflow's own setting, ``MLFLOW_TRACKING_URI``.
-
-    Returns:
-        The same events, for the caller's own loop.
     """
     library = _library("mlflow", "mlflow")
 
-    @contextmanager
-    def opened() -> Iterator[Log]:
+    def opened() -> tuple[Log, Close]:
         try:
             client = library.MlflowClient(tracking_uri=uri)
             known = client.get_experiment_by_name(experiment)
@@ -142,37 +124,23 @@ def mlflow(
             run = client.create_run(experiment_id, run_name=name).info.run_id
         except library.MlflowException as error:  # no such store or no server
             raise ValueError(f"mlflow could not start: {error}") from error
-        status = "FAILED"
-        try:
-            for setting, value in (settings or {}).items():
-                client.log_param(run, setting, value)
+        for setting, value in (settings or {}).items():
+            client.log_param(run, setting, value)
 
-            def log(values: Mapping[str, float], step: int) -> None:
-                now = int(1000 * time.time())
-                client.log_batch(run, [library.entities.Metric(key, value, now, step) for key, value in values.items()])
+        def log(values: Mapping[str, float], step: int) -> None:
+            now = int(1000 * time.time())
+            client.log_batch(run, [library.entities.Metric(key, value, now, step) for key, value in values.items()])
 
-            yield log
-            status = "FINISHED"
-        except (GeneratorExit, KeyboardInterrupt):
-            status = "KILLED"
-            raise
-        finally:
-            client.set_terminated(run, status)
+        return log, lambda status: client.set_terminated(run, status)
 
-    return _logged(events, opened())
+    return _logged(events, opened)
 
 
 LOGGERS: dict[str, Callable[..., Generator[Event]]] = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
 
 
 def for_run(name: str, settings: Settings, out: Path) -> Callable[[Iterable[Event]], Generator[Event]]:
-    """Return a logger for a run of the command line. TensorBoard and wandb write next to its record.
-
-    Args:
-        name: ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``.
-        settings: The settings of the run.
-        out: The folder of the records.
-    """
+    """Return the named logger for a run of the command line. TensorBoard and wandb write next to its record."""
     folder, title = out / settings.id, f"{settings.stream} {settings.label}, seed {settings.seed}"
     options: dict[str, Any] = {"folder": folder / "tensorboard"} if name == "tensorboard" else {"name": title}
     if name == "wandb":
@@ -181,14 +149,22 @@ def for_run(name: str, settings: Settings, out: Path) -> Callable[[Iterable[Even
     return partial(LOGGERS[name], settings=settings.to_dict(), **options)
 
 
-def _logged(events: Iterable[Event], opened: AbstractContextManager[Log]) -> Generator[Event]:
-    """Yield the events, and write their numbers."""
-    with opened as log:
+def _logged(events: Iterable[Event], opened: Callable[[], tuple[Log, Close]]) -> Generator[Event]:
+    """Open a log, yield the events, write their numbers, and close the log."""
+    log, close = opened()
+    status = "FAILED"
+    try:
         for event in events:
             step, values = numbers(event)
             if values:
                 log(values, step)
             yield event
+        status = "FINISHED"
+    except (GeneratorExit, KeyboardInterrupt):
+        status = "KILLED"
+        raise
+    finally:
+        close(status)
 
 
 def _library(module: str, extra: str) -> Any:
@@ -196,19 +172,17 @@ def _library(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"loggers.{extra} needs a library that is missing ({error}): pip install 'forgetless[{extra}]'"
-        ) from None
+        hint = f"pip install 'forgetless[{extra}]'"
+        raise ImportError(f"loggers.{extra} needs a library that is missing ({error}): {hint}") from None
 
 
 def _result_numbers(result: Result) -> dict[str, float]:
     """Return the numbers of a whole run: final accuracies, S_g and choice of each group, and costs."""
-    profile = result.profile
-    scored = {group.name: group.sensitivity for group in profile.groups if group.sensitivity is not None}
+    groups = result.profile.groups
     values = {
         "final/accuracy": metrics.accuracy(result.accuracy_matrix),
         "final/task_il_accuracy": metrics.accuracy(result.task_il_matrix),
-        **_prefixed("sensitivity", scored),
+        **{f"sensitivity/{group.name}": group.sensitivity for group in groups if group.sensitivity is not None},
         **_prefixed("flops", result.flops),
         **_prefixed("seconds", result.seconds),
     }
@@ -216,24 +190,19 @@ def _result_numbers(result: Result) -> dict[str, float]:
     if forgetting is not None:
         values["final/forgetting"] = forgetting
     if result.before_finetuning is not None:
-        values["final/accuracy_before_finetuning"] = _mean(result.before_finetuning)
+        values["final/accuracy_before_finetuning"] = sum(result.before_finetuning) / len(result.before_finetuning)
     if result.finetunings:
-        chosen = {group.name: float(group.chosen) for group in profile.groups}
-        values |= {**_prefixed("chosen", chosen), "chosen_share": profile.share}
+        values |= {f"chosen/{group.name}": float(group.chosen) for group in groups}
+        values["chosen_share"] = result.profile.share
     return values
 
 
 def _by_task(name: str, accuracies: tuple[float, ...], seen: int) -> dict[str, float]:
     """Return the accuracy of each task, and the mean over the tasks so far."""
     each = {f"{name}/task_{number}": value for number, value in enumerate(accuracies, start=1)}
-    return each | {f"{name}/mean": _mean(accuracies[:seen])}
+    return each | {f"{name}/mean": sum(accuracies[:seen]) / seen}
 
 
 def _prefixed(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
     """Return the values by name, with a prefix."""
     return {f"{prefix}/{name}": float(value) for name, value in values.items()}
-
-
-def _mean(values: tuple[float, ...]) -> float:
-    """Return the mean."""
-    return sum(values) / len(values)

@@ -80,7 +80,7 @@ def run_lanes(
             trainings.setdefault(settings.training_id, []).append(settings)
             continue
         try:
-            result: Record | Crash = record.of(out, settings)
+            result: Record | Crash = record.read_run(out, settings)
         except ValueError as error:  # the record is damaged
             result = Crash.from_error(error)
         yield settings, result

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import write_whole
@@ -61,8 +59,10 @@ class Record:
 
 def folder(name: str | Path) -> Path:
     """Return the folder of a name or of an object store's URL, such as ``s3://bucket/runs``."""
-    if not isinstance(name, str) or "://" not in name:
-        return Path(name) if isinstance(name, str) else name
+    if not isinstance(name, str):
+        return name
+    if "://" not in name:
+        return Path(name)
     try:
         from upath import UPath
     except ImportError:
@@ -77,12 +77,12 @@ def path(out: Path, settings: Settings) -> Path:
 
 
 def write(record: Record, file: Path) -> None:
-    """Write a record. The file is complete or absent, never partial."""
+    """Write a record."""
     write_json(record.to_dict(), file)
 
 
 def write_json(values: dict[str, Any], file: Path) -> None:
-    """Write plain data likewise."""
+    """Write plain data as JSON. The file is complete or absent, never partial."""
     write_whole((json.dumps(values, indent=1) + "\n").encode(), file)
 
 
@@ -104,49 +104,20 @@ def _parse(text: bytes, source: str) -> Record:
         if values.get("format") != FORMAT:
             raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
         record = Record(**values)
-        _check(record)
-        return record
-    except (UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
-        raise ValueError(f"{source} is not a record: {reason}") from None
-
-
-@cache
-def _kinds() -> dict[str, Any]:
-    """Return the type of each field, without parameters: ``dict`` for ``dict[str, float]``."""
-    return {name: get_origin(kind) or kind for name, kind in get_type_hints(Record).items()}
-
-
-def _check(record: Record) -> None:
-    """Raise ``ValueError`` if the settings do not match the id, or if reports could not read a field."""
-    for name, kind in _kinds().items():
-        if kind in (str, list, dict) and not isinstance(value := getattr(record, name), kind):
-            raise ValueError(f"{name} is {value!r}; it must be a {kind.__name__}")
-    if "options" not in record.settings:
-        raise ValueError("its settings have no options")
-    if (actual := Settings.from_dict(record.settings).id) != record.id:
-        raise ValueError(f"its settings belong to the run {actual}, but its id is {record.id}")
-    if not record.accuracy_matrix or len(record.anytime) != len(record.accuracy_matrix):
-        raise ValueError("it must have accuracies after every task")
-    numbers = [record.accuracy, record.task_il_accuracy, record.share, record.seconds["total"], *record.anytime]
-    numbers += [*record.flops.values(), *(value for row in record.accuracy_matrix for value in row)]
-    optional = (record.forgetting, record.backward_transfer, record.forward_transfer, *record.sensitivity.values())
-    numbers += [value for value in optional if value is not None]
-    if not all(math.isfinite(value) for value in numbers):
-        raise ValueError("it has a number that is not finite")
+        if (actual := Settings.from_dict(record.settings).id) != record.id:
+            raise ValueError(f"its settings belong to the run {actual}, but its id is {record.id}")
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{source} is not a record: {error}") from None
+    return record
 
 
 def same_numbers(first: Record, second: Record) -> bool:
     """Return whether two records of the same settings have the same results; times and machines may differ."""
-    ignored = ("sources", "seconds", "versions", "device", "engine", "details")
-    texts = [
-        json.dumps({name: value for name, value in record.to_dict().items() if name not in ignored}, sort_keys=True)
-        for record in (first, second)
-    ]
-    return texts[0] == texts[1]
+    ignored: dict[str, Any] = {"sources": {}, "seconds": {}, "versions": {}, "device": "", "engine": {}, "details": {}}
+    return replace(first, **ignored) == replace(second, **ignored)
 
 
-def of(out: Path, settings: Settings) -> Record:
+def read_run(out: Path, settings: Settings) -> Record:
     """Return the record of a run; raise ``ValueError`` if its file is corrupt or belongs to another run."""
     file = path(out, settings)
     try:
@@ -161,28 +132,25 @@ def of(out: Path, settings: Settings) -> Record:
 def find(out: Path, settings: Settings) -> Record | None:
     """Return the record of a run, or ``None`` if there is none that can be read."""
     try:
-        return of(out, settings)
+        return read_run(out, settings)
     except (ValueError, OSError):
         return None
 
 
-def read_those(files: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
+def read_files(files: Iterable[Path]) -> tuple[list[tuple[Path, Record]], list[str]]:
     """Return the records in some files, each with its file, and what is wrong with the other files."""
     records: list[tuple[Path, Record]] = []
     problems: list[str] = []
     for file in files:
         try:
-            records += [(file, one) for one in (read_lines(file) if file.suffix == ".jsonl" else [read(file)])]
+            records += [(file, record) for record in (read_lines(file) if file.suffix == ".jsonl" else [read(file)])]
         except (ValueError, OSError) as error:
             problems.append(str(error))
     return records, problems
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the files with records in a folder: every record.json at any depth, every .jsonl at its top.
-
-    A .jsonl file itself stands for its own records.
-    """
+    """Return the files with records: every record.json at any depth of a folder, every .jsonl at its top, or itself."""
     if folder.suffix == ".jsonl" and folder.is_file():
         return [folder]
     return sorted([*folder.glob(f"**/{NAME}"), *folder.glob("*.jsonl")])
@@ -195,13 +163,13 @@ def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
     """
     alike: dict[str, list[list[Record]]] = {}
     for record in records:
-        sets = alike.setdefault(way_of(record), [])
+        sets = alike.setdefault(key_without_seed(record), [])
         fitting = next((members for members in sets if mismatch(members[0], record) is None), None)
         if fitting is None:
             sets.append(fitting := [])
         fitting.append(record)
-    most = {way: max(sets, key=len)[0] for way, sets in alike.items()}
-    judged = [(record, mismatch(most[way_of(record)], record)) for record in records]
+    most = {key: max(sets, key=len)[0] for key, sets in alike.items()}
+    judged = [(record, mismatch(most[key_without_seed(record)], record)) for record in records]
     return [record for record, problem in judged if problem is None], [
         f"{record.id}: {problem}" for record, problem in judged if problem is not None
     ]
@@ -218,7 +186,7 @@ def mismatch(first: Record, other: Record) -> str | None:
     )
 
 
-def way_of(record: Record) -> str:
+def key_without_seed(record: Record) -> str:
     """Return a key that is the same for records that differ only in the seed."""
     return json.dumps(without_seed(record), sort_keys=True)
 

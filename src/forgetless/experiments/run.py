@@ -58,7 +58,7 @@ def run(
     if out is not None:
         out = record.folder(out)
         if record.path(out, settings).exists():
-            return record.of(out, settings)
+            return record.read_run(out, settings)
         check_folder(out)
     stop = stop or Stop()
     stream = build_stream(settings) if stream is None else stream

@@ -81,7 +81,7 @@ def error_path(out: Path, settings: Settings) -> Path:
 def _existing(settings: Settings, out: Path) -> RunDone | RunFailed:
     """Return the event for a run whose record file exists: it has failed if the file is corrupt."""
     try:
-        record.of(out, settings)
+        record.read_run(out, settings)
     except (ValueError, OSError) as error:
         return RunFailed(settings, str(error), earlier=False)
     return RunDone(settings, earlier=True)

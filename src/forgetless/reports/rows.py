@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, TypeVar
 
-from forgetless.experiments.record import Record, mismatch, way_of, without_seed
+from forgetless.experiments.record import Record, mismatch, key_without_seed, without_seed
 from forgetless.training.metrics import MeanStd, mean_std
 
 Key = TypeVar("Key")
@@ -85,7 +85,7 @@ def table_rows(records: Sequence[Record]) -> list[Row]:
     Labels of runs that were tested on held-out training images end in "on validation". Raise ``ValueError`` if records
     of one configuration have different tasks or groups.
     """
-    configurations = list(grouped(records, way_of).values())
+    configurations = list(grouped(records, key_without_seed).values())
     same_label = grouped((members[0] for members in configurations), lambda record: record.label)
     differing = {label: _differing(map(without_seed, firsts)) for label, firsts in same_label.items()}
     rows = []
