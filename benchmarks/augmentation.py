@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forgetless.experiments.build import build_stream, stream_key
-from forgetless.experiments.pack import SharedStream, run_lanes
+from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 from provenance import provenance, publish
@@ -35,7 +35,7 @@ def measure(runs: list[Settings], augmentation: str, work: Path) -> list[Record]
     """Return the records of the runs with one kind of augmentation."""
     first = runs[0]
     stream = replace(build_stream(first), **AUGMENTATIONS[augmentation])
-    streams = {stream_key(first): SharedStream(stream, stream.checksum)}
+    streams = {stream_key(first): stream}
     records = []
     for _, outcome in run_lanes(runs, out=work / augmentation.replace(" ", "-"), streams=streams):
         if not isinstance(outcome, Record):

@@ -183,13 +183,9 @@ def test_a_changed_byte_or_missing_end_is_detected(whole, data, tmp_path_factory
         assert str(found) == str(load(original)[0])
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "[" * 100_000, '{"format": 1}', '{"format": 1, "state": {"$tensor": "9"}, "about": {}}']
-)
-def test_a_corrupt_header_is_refused(text, tmp_path):
-    header = {"forgetless": text, "checksum": checkpoint._checksum(text, {})}
-    save_file({}, tmp_path / "c", header)
-    with pytest.raises(CheckpointError, match="is corrupt"):
+def test_a_file_of_something_else_is_refused(tmp_path):
+    save_file({}, tmp_path / "c")
+    with pytest.raises(CheckpointError, match="is corrupt: its checksum is wrong"):
         load(tmp_path / "c")
 
 
@@ -242,14 +238,8 @@ def test_the_writer_keeps_to_its_schedule(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="c could not be written: No space left on device"):
         writer.write({"step": 110}, 110, now=True)
     assert load(tmp_path / "c")[0] == {"step": 100}
-    writer.close(remove=True)
+    writer.remove()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("given", [{"steps": 0}, {"seconds": -1.0}])
-def test_a_schedule_of_zero_or_less_is_refused(given):
-    with pytest.raises(ValueError, match="it must be a .* number above 0"):
-        Schedule(**given)
 
 
 def test_a_state_that_is_not_plain_is_refused():
@@ -319,7 +309,6 @@ def test_only_the_last_checkpoint_must_be_written(tmp_path):
         pytest.raises(OSError, match="File exists|Not a directory"),
     ):
         writer.write({"step": 3}, 30, now=True)
-    writer.close()
 
 
 def test_a_state_with_tensors_of_the_network_is_refused():

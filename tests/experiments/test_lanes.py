@@ -193,8 +193,3 @@ def test_memory_of_earlier_runs_does_not_end_a_run(monkeypatch):
     monkeypatch.setattr(module, "_release_memory", lambda _, now=False: device.held.discard("cache") if now else None)
     found = [type(event) for _, event in interleave([lambda: device.run(0)], 4)]
     assert found == [Stepped, Postponed, Stepped, Stepped, Stepped, Ended]
-
-
-def test_no_lanes_are_refused():
-    with pytest.raises(ValueError, match="lanes is 0; it must be a whole number of 1 or more"):
-        list(interleave([], 0))

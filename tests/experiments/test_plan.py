@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from forgetless.experiments.jobs import group_by_training, pack_groups
+from forgetless.experiments.jobs import group_by_training
 from forgetless.experiments.plan import expand_plan, read_plan
+from forgetless.experiments.ray import pack_groups
 
 HEAD = 'stream = "seq-digits"\nmethod = "er"\n'
 

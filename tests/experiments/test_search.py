@@ -8,7 +8,7 @@ from forgetless.experiments import record, workers
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Outcome, RunStarted, run_job
 from forgetless.experiments.run import run as run_settings
-from forgetless.experiments.search import SearchResult, check_grid, paper_grid, points_per_seed, search
+from forgetless.experiments.search import SearchResult, paper_grid, points_per_seed, read_grid, search
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.sweep import RunDone, RunFailed, error_path
 
@@ -43,17 +43,18 @@ def test_halving_halves_the_points_per_seed():
 
 
 @pytest.mark.parametrize(
-    ("grid", "match"),
+    ("text", "match"),
     [
-        ({}, "the grid is empty"),
-        ({"lr": 0.1}, "the grid has lr = 0.1; it must be a list of at least one value"),
-        ({"lr": []}, r"the grid has lr = \[\]"),
-        ({"seed": [1, 2]}, "the grid has seed, which the search sets itself"),
+        ("", "the grid is empty"),
+        ("lr = 0.1", "the grid has lr = 0.1; it must be a list of at least one value"),
+        ("lr = []", r"the grid has lr = \[\]"),
+        ("seed = [1, 2]", "the grid has seed, which the search sets itself"),
     ],
 )
-def test_an_invalid_grid_is_refused(grid, match):
-    with pytest.raises(ValueError, match=match):
-        check_grid(grid)
+def test_an_invalid_grid_is_refused(text, match, tmp_path):
+    (tmp_path / "grid.toml").write_text(text)
+    with pytest.raises(ValueError, match=f"grid.toml: {match}"):
+        read_grid(tmp_path / "grid.toml")
 
 
 def test_the_best_point_is_trained_on_all_data(tmp_path):
@@ -95,7 +96,7 @@ def test_a_chosen_point_that_fails_is_an_error(tmp_path):
     (tmp_path / "runs" / final.id).mkdir(parents=True)
     run_settings(other, out=tmp_path)
     record.path(tmp_path, other).rename(record.path(tmp_path / "runs", final))
-    message = "the chosen point failed on all training images, the first seed with: .* is the record of another run"
+    message = "the chosen point failed on all training images: .* is the record of another run"
     with pytest.raises(ValueError, match=message):
         list(search("seq-digits", "er", SHARED, {"lr": (0.1,)}, tmp_path / "runs", seeds=1))
 

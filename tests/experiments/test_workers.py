@@ -13,7 +13,7 @@ import pytest
 from forgetless.experiments import record, workers
 from forgetless.experiments.checkpoint import load
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Job, Outcome
+from forgetless.experiments.jobs import Outcome
 from forgetless.experiments.plan import expand_plan, read_plan
 from forgetless.experiments.run import run as run_settings
 from forgetless.experiments.sweep import RunDone, error_path, sweep
@@ -57,7 +57,7 @@ def test_a_dead_process_loses_only_the_run_it_had_started(tmp_path, monkeypatch)
     )
     monkeypatch.syspath_prepend(tmp_path)
     runs = expand_plan(QUICK | {"method": ["fatal:Fatal", "er", "sgd"]})
-    monkeypatch.setattr(workers, "assign_gpus", lambda runs, gpus: [Job(list(runs))])
+    monkeypatch.setattr(workers, "assign_gpus", lambda runs, gpus: [workers.Job(list(runs))])
     monkeypatch.setattr(workers, "group_by_training", lambda runs: [])
     events = {event.settings.method: event for event in sweep(runs, tmp_path, Execution(workers=1))}
     assert events["fatal:Fatal"].error == "its process ended with exit code -9"
@@ -68,7 +68,7 @@ def test_a_dead_process_loses_only_the_run_it_had_started(tmp_path, monkeypatch)
 
 
 def test_a_dead_worker_can_be_dismissed(tmp_path):
-    worker = workers._Worker(tmp_path, Execution(), Job(expand_plan(QUICK | {"method": "er"})))
+    worker = workers._Worker(tmp_path, Execution(), workers.Job(expand_plan(QUICK | {"method": "er"})))
     worker.process.kill()
     worker.process.join()
     worker.dismiss()

@@ -67,9 +67,7 @@ NETWORKS = _table({
     "vgg11": ("forgetless.networks:vgg11", "for small images, without batch norm"),
 })  # fmt: skip
 
-TABLES: Mapping[str, Mapping[str, Entry]] = MappingProxyType(
-    {"stream": STREAMS, "method": METHODS, "network": NETWORKS}
-)
+TABLES = MappingProxyType({"stream": STREAMS, "method": METHODS, "network": NETWORKS})
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
@@ -108,15 +106,7 @@ def find_modules_here() -> None:
 
 
 def load(kind: str, name: str) -> Any:
-    """Return the object behind a name of a table or behind a path.
-
-    Args:
-        kind: ``"stream"``, ``"method"`` or ``"network"``.
-        name: A name in the table of this kind, or ``package.module:object``.
-
-    Returns:
-        The object. ``ValueError`` or ``ImportError`` say what is wrong with a name that leads to none.
-    """
+    """Return the object behind a name of a table or behind a path; errors say what is wrong with the name."""
     check_name(kind, name)
     table = TABLES[kind]
     module, attribute = module_of(table[name].path if name in table else name)

@@ -30,41 +30,15 @@ SEED: Mapping[str, Any] = types.MappingProxyType({  # torch seeds have 64 bits, 
 })  # fmt: skip
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    choices: tuple[str, ...] = (),
-    pattern: str | None = None,
-    expects: str | None = None,
-    option: str | None = None,
-    recorded: str = "changed",
-) -> Any:
+def setting(default: Any, help: str, **rules: Any) -> Any:
     """Return a dataclass field that declares a setting.
 
     Args:
         default: The value where none is given.
         help: One sentence for ``--help`` and the documentation.
-        above: Every number must be greater than this.
-        least: Every number must be at least this.
-        most: No number may be greater than this.
-        choices: The words that are valid.
-        pattern: A regular expression that a word must match.
-        expects: What would be right, in words. Default: derived from the type and the range.
-        option: The name on the command line, in plans and in records. Default: the name of the field.
-        recorded: Whether records hold the value: ``"always"``, ``"never"``, or ``"changed"`` from the default. A new
-            setting keeps ``"changed"``, so that the ids of older records stay the same.
-
-    Returns:
-        A field for a dataclass, as ``dataclasses.field`` returns it.
+        rules: Further fields of ``Setting``: the range, the option's name, and whether records hold the value.
     """
-    rules = {"above": above, "least": least, "most": most, "choices": choices, "pattern": pattern, "expects": expects}
-    return dataclasses.field(
-        default=default, metadata={"help": help, "rules": rules, "option": option, "recorded": recorded}
-    )
+    return dataclasses.field(default=default, metadata={"setting": {"help": help, **rules}})
 
 
 @dataclass(frozen=True)
@@ -75,13 +49,15 @@ class Setting:
     kind: Any
     default: Any
     help: str = ""
-    above: float | None = None
-    least: float | None = None
-    most: float | None = None
-    choices: tuple[str, ...] = ()
-    pattern: str | None = None
-    expects: str | None = None
-    option: str = ""
+    above: float | None = None  # every number must be greater than this
+    least: float | None = None  # every number must be at least this
+    most: float | None = None  # no number may be greater than this
+    choices: tuple[str, ...] = ()  # the words that are valid
+    pattern: str | None = None  # a regular expression that a word must match
+    expects: str | None = None  # what would be right, in words; default: derived from the type and the range
+    option: str = ""  # the name on the command line, in plans and in records; default: the name of the field
+    # Whether records hold the value: "always", "never", or "changed" from the default. A new setting keeps "changed",
+    # so that the ids of older records stay the same.
     recorded: str = "changed"
 
     @property
@@ -102,15 +78,7 @@ class Setting:
         return any(get_origin(kind) is tuple for kind in self.kinds)
 
     def check(self, value: Any, name: str | None = None) -> Any:
-        """Return ``value`` in the setting's type, or raise ``ValueError``.
-
-        Args:
-            value: Any object.
-            name: What the error calls the setting. Default: the name of the field.
-
-        Returns:
-            The value with Python's own numbers, and lists as tuples.
-        """
+        """Return ``value`` with Python's own numbers and lists as tuples, or raise ``ValueError`` that has the name."""
         if value is None and self.optional:
             return None
         for kind in self.kinds:
@@ -158,23 +126,11 @@ class Setting:
         )
 
 
-_WORDS: dict[Any, str] = {
-    bool: "true or false", int: "a whole number", float: "a finite number", str: "a word",
-}  # fmt: skip
+_WORDS: dict[Any, str] = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a word"}
 
 
 def check_value(name: str, value: Any, kind: Any, **rules: Any) -> Any:
-    """Return a value that is not a dataclass field in its type, or raise ``ValueError``.
-
-    Args:
-        name: What the error calls the value.
-        value: Any object.
-        kind: The type it must have, such as ``int`` or ``str | None``.
-        rules: ``above``, ``least``, ``most``, ``choices``, ``pattern`` or ``expects``, as for ``setting``.
-
-    Returns:
-        The value with Python's own numbers, and lists as tuples.
-    """
+    """Return a value that is not a field in its type, or raise ``ValueError``. The rules are those of ``setting``."""
     return Setting(name, kind, None, **rules).check(value)
 
 
@@ -190,12 +146,8 @@ def settings_of(kind: type) -> Mapping[str, Setting]:
     declared = {}
     for field in dataclasses.fields(kind):
         if field.init:
-            about = {name: field.metadata[name] for name in ("help", "recorded") if name in field.metadata}
-            option = field.metadata.get("option") or field.name
-            declared[field.name] = Setting(
-                field.name, hints.get(field.name, Any), field.default, option=option,
-                **about, **field.metadata.get("rules", {}),
-            )  # fmt: skip
+            rules = {"option": field.name, **field.metadata.get("setting", {})}
+            declared[field.name] = Setting(field.name, hints.get(field.name, Any), field.default, **rules)
     return types.MappingProxyType(declared)
 
 

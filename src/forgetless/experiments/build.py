@@ -65,17 +65,10 @@ def build_network(settings: Settings, stream: Stream) -> nn.Module:
 def build_run(
     settings: Settings, stream: Stream | None = None, *, eager: bool = False, state: Mapping[str, Any] | None = None
 ) -> Run:
-    """Return a run that is ready to start, or to resume.
+    """Return a run that is ready to start, or to resume from a state.
 
-    Args:
-        settings: The settings of the run.
-        stream: The stream, if it was built before.
-        eager: On a GPU, call every step instead of replaying CUDA graphs. A user's method that breaks the contract is
-            always called.
-        state: A state to resume from.
-
-    Returns:
-        An iterator of events, as ``forgetless.train`` returns it.
+    With ``eager``, a GPU calls every step instead of replaying CUDA graphs. A user's method that breaks the contract is
+    always called.
     """
     method = build_method(settings)
     stream = build_stream(settings) if stream is None else stream

@@ -37,30 +37,18 @@ class CheckpointedRun:
         schedule: Schedule | None,
         *,
         sources: Mapping[str, str],
-        data: str | None = None,
         eager: bool = False,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Load the checkpoint and build the run.
-
-        Args:
-            settings: The settings of the run.
-            stream: Its stream.
-            out: The folder of the records. An object store holds no checkpoints.
-            schedule: When checkpoints are written. Default: only when the run is asked to stop.
-            sources: Where each setting comes from, for the record of a resumed run.
-            data: The checksum of the stream, if it is known.
-            eager: On a GPU, call every step instead of replaying CUDA graphs.
-            state: A state to start from where there is no checkpoint.
-        """
+        """Load the checkpoint and build the run, which starts from ``state`` where there is no checkpoint."""
         self._writer: checkpoint.Writer | None = None
-        if isinstance(out, Path):
+        if isinstance(out, Path):  # an object store holds no checkpoints
             file = checkpoint.path(out, settings)
-            about = describe(settings, data or stream.checksum, sources)
+            about = describe(settings, stream, sources)
             with suppress(FileNotFoundError):
                 state, stored = checkpoint.load(file)
                 checkpoint.check(stored, about, file)
-            self._writer = checkpoint.Writer(file, about, schedule or Schedule(None, None))
+            self._writer = checkpoint.Writer(file, about, schedule or Schedule())
         self.run = build_run(settings, stream, eager=eager, state=state)
 
     def observe(self, event: Event, stop: Stop) -> bool:
@@ -88,13 +76,13 @@ class CheckpointedRun:
     def finish(self) -> None:
         """Remove the checkpoint of a run that has its record."""
         if self._writer is not None:
-            self._writer.close(remove=True)
+            self._writer.remove()
 
 
-def describe(settings: Settings, data: str, sources: Mapping[str, str]) -> dict[str, Any]:
+def describe(settings: Settings, stream: Stream, sources: Mapping[str, str]) -> dict[str, Any]:
     """Return what a checkpoint says about its run: settings, data, versions and the user's code."""
     return {
-        "settings": settings.to_dict(), "data": data, "torch": torch.__version__,
+        "settings": settings.to_dict(), "data": stream.checksum, "torch": torch.__version__,
         "forgetless": forgetless.__version__, "sources": dict(sources), "code": user_code(settings),
     }  # fmt: skip
 

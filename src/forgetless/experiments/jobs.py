@@ -26,19 +26,6 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Runs for one process, and the GPU it may see (``None``: every GPU)."""
-
-    runs: list[Planned]
-    gpu: str | None = None
-
-    @property
-    def on_gpu(self) -> bool:
-        """Return whether the runs train on a GPU."""
-        return self.runs[0].settings.device.startswith("cuda")
-
-
-@dataclass(frozen=True)
 class RunStarted:
     """A run has started."""
 
@@ -59,13 +46,9 @@ class Outcome:
 
 
 def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: Any) -> Iterator[Outcome]:
-    """Execute runs in this process and yield how each ended.
+    """Execute runs, all on the CPU or all on one GPU, in this process and yield how each ended.
 
-    Args:
-        runs: The runs, all on the CPU or all on one GPU.
-        lanes: Runs that train side by side on the GPU.
-        out: The folder of the records.
-        options: Further arguments of ``run_lanes``.
+    The options are further arguments of ``run_lanes``.
     """
     from forgetless.data.readers.files import DataError
     from forgetless.experiments.checkpoint import CheckpointError
@@ -89,14 +72,3 @@ def group_by_training(runs: Sequence[Planned]) -> list[list[Planned]]:
     for run in runs:
         groups.setdefault(run.settings.training_id, []).append(run)
     return list(groups.values())
-
-
-def pack_groups(groups: Sequence[list[Planned]], size: int) -> list[list[Planned]]:
-    """Return the groups merged into packs of at least ``size`` runs where possible; no group is divided."""
-    packs: list[list[Planned]] = []
-    for members in groups:
-        if packs and len(packs[-1]) < size:
-            packs[-1].extend(members)
-        else:
-            packs.append(list(members))
-    return packs

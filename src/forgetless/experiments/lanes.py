@@ -17,7 +17,6 @@ from typing import final
 
 import torch
 
-from forgetless.config.fields import check_value
 from forgetless.config.tracebacks import blamed_frames
 from forgetless.experiments.jobs import LANES
 from forgetless.training.events import Ended, Event
@@ -59,18 +58,14 @@ Turn = Event | Postponed | Crash
 
 
 def interleave(starts: Sequence[Start], lanes: int = LANES, *, isolate: bool = False) -> Generator[tuple[int, Turn]]:
-    """Start runs and advance them in turns.
+    """Start runs, advance them in turns, and yield (number of the run, its event).
 
     Args:
         starts: Functions that each start one run. The sequence may grow meanwhile: what is appended starts next. After
             ``Postponed`` a function is called again. One that returns ``None`` is left out.
         lanes: The most runs at a time. Once memory has run out, the number of runs that fitted.
         isolate: A run that raises an error ends with ``Crash``. Otherwise the error is raised here.
-
-    Returns:
-        A generator of (number of the run, its event). A run that the reader closes ends without a further event.
     """
-    check_value("lanes", lanes, int, least=1)
     return _Lanes(starts, lanes, isolate=isolate).events()
 
 

@@ -31,15 +31,7 @@ from forgetless.training.state import fits
 PATIENCE = 20.0  # seconds that runs get to reach a step with a state, once they are asked to stop
 
 
-@dataclass(frozen=True)
-class SharedStream:
-    """A stream that several runs read, on their device."""
-
-    stream: Stream
-    checksum: str
-
-
-Streams = dict[tuple[object, ...], SharedStream]  # by ``stream_key``
+Streams = dict[tuple[object, ...], Stream]  # by ``stream_key``, on the device of their runs
 
 
 def run_lanes(
@@ -161,8 +153,7 @@ class _Pack:
             if member.state is None or member.active is not None:
                 continue
             settings = member.settings
-            data = self.streams[stream_key(settings)].checksum
-            about = describe(settings, data, self.sources.get(settings.id, {}))
+            about = describe(settings, self.streams[stream_key(settings)], self.sources.get(settings.id, {}))
             try:
                 checkpoint.save(member.state, about, checkpoint.path(self.out, settings))
             except OSError as error:
@@ -181,13 +172,11 @@ class _Pack:
         key = stream_key(settings)
         if key not in self.streams:
             stream, device = build_stream(settings), find_device(settings.device)
-            stream = stream.to(device, images=fits(stream, device))
-            self.streams[key] = SharedStream(stream, stream.checksum)
-        shared = self.streams[key]
+            self.streams[key] = stream.to(device, images=fits(stream, device))
+        sources, state = self.sources.get(settings.id, {}), copied(member.state)
         member.active = CheckpointedRun(
-            settings, shared.stream, self.out, self.schedule,
-            sources=self.sources.get(settings.id, {}), data=shared.checksum, state=copied(member.state),
-        )  # fmt: skip
+            settings, self.streams[key], self.out, self.schedule, sources=sources, state=state
+        )
         return member.active.run
 
     def _keep(self, member: _Member, event: Event) -> Record | None:

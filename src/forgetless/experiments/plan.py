@@ -45,14 +45,7 @@ def read_plan(file: Path) -> list[Planned]:
 
 
 def expand_plan(values: Mapping[str, Any]) -> list[Planned]:
-    """Return the runs of a plan, without duplicates.
-
-    Args:
-        values: The content of a plan file.
-
-    Returns:
-        The runs, in the order of the plan.
-    """
+    """Return the runs of a plan file's content in their order, without duplicates."""
     shared = {name: value for name, value in values.items() if name != "runs"}
     blocks = values.get("runs", [{}])
     if not isinstance(blocks, list) or not blocks or not all(isinstance(block, dict) for block in blocks):

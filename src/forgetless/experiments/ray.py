@@ -16,16 +16,7 @@ from typing import Any
 
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import (
-    LANES,
-    Job,
-    Outcome,
-    Planned,
-    RunStarted,
-    group_by_training,
-    pack_groups,
-    run_job,
-)
+from forgetless.experiments.jobs import LANES, Outcome, Planned, RunStarted, group_by_training, run_job
 from forgetless.experiments.storage import Schedule
 
 RETRIES = 3  # of a task whose node or process dies
@@ -34,60 +25,58 @@ HINT = "start one with `ray start --head`, or name it in RAY_ADDRESS; a single m
 
 
 def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[RunStarted | Outcome]:
-    """Execute runs as tasks on a Ray cluster and yield what happens to each.
-
-    Args:
-        runs: The runs. Their device is ``cpu`` or ``cuda``; Ray decides which GPU.
-        out: The folder of the records.
-        execution: ``lanes`` and the checkpoints.
-    """
+    """Execute runs as tasks on a Ray cluster and yield what happens to each."""
     for run in runs:
         if run.settings.device not in ("cpu", "cuda"):
             raise ValueError(f"device is {run.settings.device!r}; on Ray it must be cpu or cuda: Ray selects the GPU")
     lanes = execution.lanes or LANES
     gpu_groups = group_by_training([run for run in runs if run.settings.device == "cuda"])
     cpu_groups = group_by_training([run for run in runs if run.settings.device == "cpu"])
-    jobs = [Job(pack) for pack in pack_groups(gpu_groups, lanes) + cpu_groups]
+    waiting = {"GPU": deque(pack_groups(gpu_groups, lanes)), "CPU": deque(cpu_groups)}
+    running: dict[Any, tuple[str, list[Planned]]] = {}  # kind and runs of each task
     ray = _connect()
     task = ray.remote(max_retries=RETRIES)(_run_task)
     environment = {name: os.environ[name] for name in ("FORGETLESS_DATA",) if name in os.environ}
     place = str(out) if "://" in str(out) else str(out.absolute())
-    waiting = {
-        "GPU": deque(job for job in jobs if job.on_gpu),
-        "CPU": deque(job for job in jobs if not job.on_gpu),
-    }
-    running: dict[Any, Job] = {}
     try:
         while any(waiting.values()) or running:
             resources = ray.cluster_resources()
             for kind, queue in waiting.items():
-                busy = sum(job.on_gpu == (kind == "GPU") for job in running.values())
+                busy = sum(other == kind for other, _ in running.values())
                 while queue and busy < resources.get(kind, 0):
-                    job, busy = queue.popleft(), busy + 1
-                    yield from (RunStarted(run.settings) for run in job.runs)
+                    members, busy = queue.popleft(), busy + 1
+                    yield from (RunStarted(run.settings) for run in members)
                     submitted = task.options(**{f"num_{kind.lower()}s": 1})
-                    running[submitted.remote(job.runs, place, lanes, execution.schedule, environment)] = job
+                    reference = submitted.remote(members, place, lanes, execution.schedule, environment)
+                    running[reference] = kind, members
             if not running:
                 missing = next(kind for kind, queue in waiting.items() if queue)
                 raise ValueError(f"the Ray cluster has no {missing}, which the runs need; it has {resources}")
             (ended,), _ = ray.wait(list(running), num_returns=1)
-            job = running.pop(ended)
+            _, members = running.pop(ended)
             try:
                 yield from ray.get(ended)
             except ray.exceptions.RayError as error:
                 # A task error has a trace. Any other error means that the node or process died repeatedly.
                 trace = str(error) if isinstance(error, ray.exceptions.RayTaskError) else None
-                yield from _outcomes_after_error(job, out, f"{type(error).__name__}: {error}", trace)
+                failure = {"error": f"{type(error).__name__}: {error}", "trace": trace}
+                for run in members:  # those with a record are done
+                    written = record.find(out, run.settings)
+                    yield Outcome(run.settings.id, written) if written else Outcome(run.settings.id, **failure)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
 
 
-def _outcomes_after_error(job: Job, out: Path, error: str, trace: str | None) -> Iterator[Outcome]:
-    """Yield the runs of a failed task: those with a record are done, the others have failed."""
-    for run in job.runs:
-        written = record.find(out, run.settings)
-        yield Outcome(run.settings.id, written) if written else Outcome(run.settings.id, error=error, trace=trace)
+def pack_groups(groups: Sequence[list[Planned]], size: int) -> list[list[Planned]]:
+    """Return the groups merged into packs of at least ``size`` runs where possible; no group is divided."""
+    packs: list[list[Planned]] = []
+    for members in groups:
+        if packs and len(packs[-1]) < size:
+            packs[-1].extend(members)
+        else:
+            packs.append(list(members))
+    return packs
 
 
 def _connect() -> Any:

@@ -122,24 +122,22 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
         losses=[list(row) for row in result.losses],
         epoch_changes=[list(row) for row in result.epoch_changes],
         task_changes=[list(row) for row in result.task_changes],
-        finetunings=[
-            {"step": one.step, "groups": list(one.groups), "first_loss": one.first_loss, "last_loss": one.last_loss}
-            for one in result.finetunings
-        ],
+        finetunings=[{**vars(repaired), "groups": list(repaired.groups)} for repaired in result.finetunings],
         flops=result.flops,
         seconds=result.seconds,
         steps=result.steps,
-        versions={
-            "forgetless": forgetless.__version__,
-            "torch": torch.__version__,
-            "numpy": numpy.__version__,
-            "python": platform.python_version(),
-        },
+        versions=_versions(),
         device=torch.cuda.get_device_name(settings.device) if on_gpu else f"{platform.machine()} CPU",
         engine=result.engine,
         tensor_changes={name: [float(f"{v:.4g}") for v in values] for name, values in result.tensor_changes.items()},
         boundaries=list(result.boundaries),
     )
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    modules = {"forgetless": forgetless, "torch": torch, "numpy": numpy}
+    return {name: module.__version__ for name, module in modules.items()} | {"python": platform.python_version()}
 
 
 def _round(value: float | None) -> float | None:

@@ -88,16 +88,7 @@ class SearchResult:
 
 
 def paper_grid(stream: str, repair: str, *, distill: bool) -> Grid:
-    """Return the paper's grid for FPF or k-FPF on a stream, or raise ``ValueError`` if it has none.
-
-    Args:
-        stream: The name of a stream.
-        repair: ``"fpf"`` or ``"k-fpf"``.
-        distill: Whether the grid includes the weight of the distillation, ``kd``.
-
-    Returns:
-        The values to try, by setting.
-    """
+    """Return the paper's grid for FPF or k-FPF on a stream, with the weight ``kd`` only if the repair distils."""
     grids = preset_table("grids")
     if repair not in grids.get(stream, {}):
         known = ", ".join(f"{kind} on {name}" for name, kinds in grids.items() for kind in kinds)
@@ -106,23 +97,15 @@ def paper_grid(stream: str, repair: str, *, distill: bool) -> Grid:
 
 
 def read_grid(file: Path) -> Grid:
-    """Return the grid of a TOML file; errors name the file."""
-    values = read_toml(file)
-    try:
-        return check_grid(values)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
-
-
-def check_grid(grid: Mapping[str, Any]) -> Grid:
-    """Return a user's grid with its lists as tuples, or raise ``ValueError`` if it is not a grid."""
+    """Return the grid of a TOML file, or raise ``ValueError`` that names the file."""
+    grid = read_toml(file)
     if not grid:
-        raise ValueError("the grid is empty; it must have at least one setting with a list of values")
+        raise ValueError(f"{file}: the grid is empty; it must have at least one setting with a list of values")
     for name, values in grid.items():
-        if not isinstance(values, list | tuple) or not values:
-            raise ValueError(f"the grid has {name} = {values!r}; it must be a list of at least one value")
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{file}: the grid has {name} = {values!r}; it must be a list of at least one value")
         if name in ("seed", "validation"):
-            raise ValueError(f"the grid has {name}, which the search sets itself")
+            raise ValueError(f"{file}: the grid has {name}, which the search sets itself")
     return {name: tuple(values) for name, values in grid.items()}
 
 
@@ -190,9 +173,7 @@ def search(
     errors = yield from _repeat_lost(runs, out, execution)
     tests = [test for run in runs if (test := record.find(out, run.settings)) is not None]
     if not tests:
-        raise ValueError(
-            f"the chosen point failed on all training images, the first seed with: {errors[0]}; {RETRY_HINT}"
-        )
+        raise ValueError(f"the chosen point failed on all training images: {errors[0]}; {RETRY_HINT}")
     agreeing, skipped = record.agreeing(tests)
     result = SearchResult(
         stream, method, dict(given), {name: list(values) for name, values in grid.items()},
@@ -213,9 +194,8 @@ def _repeat_lost(runs: list[Planned], out: Path, execution: Execution) -> Genera
         for event in sweep(runs, out, execution):
             if isinstance(event, RunFailed) and event.lost:
                 if attempt == 2:
-                    raise ValueError(
-                        f"a run was lost twice: {event.error}. No point was chosen; the same call resumes the search"
-                    )
+                    hint = "No point was chosen; the same call resumes the search"
+                    raise ValueError(f"a run was lost twice: {event.error}. {hint}")
                 lost.add(event.settings.id)
                 continue
             if isinstance(event, RunFailed):

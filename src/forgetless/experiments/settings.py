@@ -107,9 +107,6 @@ class Settings(TrainSettings):
             if name not in known:
                 raise ValueError(f"no setting named {name!r}{nearest(name, known)}")
         repair = check_value("repair", values.get("repair", "none"), str, choices=REPAIRS)
-        options = check_value(
-            "options", values.get("options", {}), dict, expects="a dictionary of the method's own settings"
-        )
         finetune = None
         if repair != "none":
             given = {
@@ -119,7 +116,7 @@ class Settings(TrainSettings):
             }
             finetune = Finetune(**given) if repair == "fpf" else Finetune.k_fpf(**given)
         run_level = {name: values[name] for name in _run_level() if name in values}
-        return Settings(**run_level, finetune=finetune, options=dict(options))
+        return Settings(**run_level, finetune=finetune, options=dict(values.get("options", {})))
 
 
 def run_settings() -> dict[str, Setting]:
@@ -129,8 +126,8 @@ def run_settings() -> dict[str, Setting]:
 
 def _run_level() -> dict[str, Setting]:
     """Return the settings that are fields of ``Settings`` itself."""
-    declared = settings_of(Settings).values()
-    return {one.name: one for one in declared if one.recorded != "never" and one.name != "options"}
+    declared = settings_of(Settings)
+    return {name: one for name, one in declared.items() if one.recorded != "never" and name != "options"}
 
 
 def _repair_level() -> dict[str, Setting]:

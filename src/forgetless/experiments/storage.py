@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forgetless.config.fields import Checked, setting
-
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -39,11 +37,9 @@ def write_whole(data: bytes, file: Path) -> None:
             os.fsync(stream.fileno())
         os.replace(temporary, file)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise OSError(error.errno, f"{file} could not be written: {error.strerror or error}") from error
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 def check_folder(folder: Path) -> None:
@@ -79,8 +75,8 @@ def sweep_up(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Schedule(Checked):
+class Schedule:
     """When a run writes checkpoints: at intervals of steps (rounded up to tens), of seconds, or both."""
 
-    steps: int | None = setting(None, "Training steps between two checkpoints.", above=0)
-    seconds: float | None = setting(60.0, "Seconds between two checkpoints.", above=0)
+    steps: int | None = None
+    seconds: float | None = None

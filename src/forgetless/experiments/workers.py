@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Job, Outcome, Planned, RunStarted, group_by_training, run_job
+from forgetless.experiments.jobs import Outcome, Planned, RunStarted, group_by_training, run_job
 from forgetless.experiments.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,13 +34,7 @@ PATIENCE = 30  # seconds for the processes to write checkpoints when a sweep is 
 
 
 def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[RunStarted | Outcome]:
-    """Execute runs in processes on this machine and yield what happens to each.
-
-    Args:
-        runs: The runs.
-        out: The folder of the records.
-        execution: ``workers``, ``lanes`` and the checkpoints.
-    """
+    """Execute runs in processes on this machine and yield what happens to each."""
     gpu_jobs = assign_gpus(runs, visible_gpus())
     cpu_jobs = [Job(group) for group in group_by_training(runs) if not group[0].settings.device.startswith("cuda")]
     pool = _Pool(gpu_jobs, cpu_jobs, out, execution)
@@ -50,6 +45,19 @@ def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterato
                 yield from pool.receive(connection)
     finally:
         pool.stop()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Runs for one process, and the GPU it may see (``None``: every GPU)."""
+
+    runs: list[Planned]
+    gpu: str | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Return whether the runs train on a GPU."""
+        return self.runs[0].settings.device.startswith("cuda")
 
 
 def available_cores() -> int:
@@ -97,15 +105,13 @@ class _Pool:
 
     def start_workers(self) -> bool:
         """Start a process for every GPU job, and for CPU jobs up to the limit. Return whether any process is busy."""
-        busy = sum(not worker.on_gpu for worker in self.workers.values())
-        for jobs, count in (
-            (self._gpu_jobs, len(self._gpu_jobs)),
-            (self._cpu_jobs, min(self._cpu_limit - busy, len(self._cpu_jobs))),
-        ):
-            for _ in range(count):
-                worker = _Worker(self._out, self._execution, jobs[0])
-                self.workers[worker.connection] = worker
-                worker.assign(jobs.popleft())
+        free = self._cpu_limit - sum(not worker.on_gpu for worker in self.workers.values())
+        ready = [self._gpu_jobs.popleft() for _ in range(len(self._gpu_jobs))]
+        ready += [self._cpu_jobs.popleft() for _ in range(min(free, len(self._cpu_jobs)))]
+        for job in ready:
+            worker = _Worker(self._out, self._execution, job)
+            self.workers[worker.connection] = worker
+            worker.assign(job)
         return bool(self.workers)
 
     def receive(self, connection: Connection) -> Iterator[RunStarted | Outcome]:
@@ -135,10 +141,10 @@ class _Pool:
         del self.workers[worker.connection]
         worker.process.join()
         error = f"its process ended with exit code {worker.process.exitcode}"
-        lost = {settings_id for settings_id in worker.runs if settings_id in worker.started or not worker.started}
+        lost = [settings_id for settings_id in worker.runs if settings_id in worker.started or not worker.started]
         if left := [run for settings_id, run in worker.runs.items() if settings_id not in lost]:
             (self._gpu_jobs if worker.on_gpu else self._cpu_jobs).append(Job(left, worker.gpu))
-        yield from (Outcome(settings_id, error=error) for settings_id in worker.runs if settings_id in lost)
+        yield from (Outcome(settings_id, error=error) for settings_id in lost)
 
     def stop(self) -> None:
         """Ask every process for a last checkpoint, and kill those that take too long."""
@@ -183,16 +189,14 @@ class _Worker:
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that are started inside."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _work(connection: Connection, out: str, execution: Execution) -> None:
