@@ -6,7 +6,7 @@ import torch
 
 from forgetless.config import catalogue
 from forgetless.experiments.build import build_method, build_network, build_stream
-from forgetless.experiments.checkpointed import user_code
+from forgetless.experiments.checkpoint import user_code
 from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
 from forgetless.methods import setting

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from forgetless import NonFiniteError
-from forgetless.experiments import checkpoint, checkpointed, record
+from forgetless.experiments import checkpoint, record
 from forgetless.experiments.build import build_run, build_stream
-from forgetless.experiments.checkpoint import Stop, Stopped
-from forgetless.experiments.checkpointed import CheckpointedRun
+from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped
 from forgetless.experiments.jobs import Planned, run_job
 from forgetless.experiments.pack import _Pack, run_lanes
 from forgetless.experiments.run import run
@@ -111,7 +110,7 @@ def count_starts(monkeypatch):
         starts.append(state is None)
         return build_run(*arguments, state=state, **how)
 
-    monkeypatch.setattr(checkpointed, "build_run", build)
+    monkeypatch.setattr(checkpoint, "build_run", build)
     return starts
 
 
@@ -198,7 +197,7 @@ def test_a_postponed_run_ends_as_alone(which, kind, monkeypatch):
         started = build_run(one, *arguments, **how)
         return RunsOutOfMemory(started, kind, failures) if one == settings[which] and not failures else started
 
-    monkeypatch.setattr(checkpointed, "build_run", build)
+    monkeypatch.setattr(checkpoint, "build_run", build)
     results = list(run_lanes(settings, 3))
     assert len(failures) == 1
     monkeypatch.undo()

@@ -1,12 +1,15 @@
-"""The state of a run on disk: one safetensors file. Loading a file never executes anything in it.
+"""Checkpoints: the state of a run in one safetensors file, and runs that resume from it.
 
-Tensors are stored as such. Everything else is JSON in the file's header, with a checksum of both.
+Loading a file never executes anything in it. Tensors are stored as such. Everything else is JSON in the header, with a
+checksum of both.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import signal
+import sys
 import time
 import warnings
 import zlib
@@ -21,9 +24,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as pack
 from torch import Tensor
 
+import forgetless
+from forgetless.config import catalogue
+from forgetless.data.stream import Stream
+from forgetless.experiments.build import build_run
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, sweep_up, write_whole
-from forgetless.training.plain import flatten, unflatten
+from forgetless.training.events import Event, Stepped
+from forgetless.training.plain import check_plain, flatten, unflatten
 
 FORMAT = 3
 NAME = "checkpoint.safetensors"
@@ -173,6 +181,81 @@ class Writer:
                 pending.result()
             except (OSError, RuntimeError, MemoryError) as error:  # a full disk, say: the record may still fit
                 warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
+
+
+@final
+class CheckpointedRun:
+    """A run that resumes from its checkpoint in ``out``, if there is one, and writes further ones by a schedule."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stream: Stream,
+        out: Path | None,
+        schedule: Schedule | None,
+        *,
+        sources: Mapping[str, str],
+        eager: bool = False,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Load the checkpoint and build the run, which starts from ``state`` where there is no checkpoint."""
+        self._writer: Writer | None = None
+        if isinstance(out, Path):  # an object store holds no checkpoints
+            file = path(out, settings)
+            about = describe(settings, stream, sources)
+            with suppress(FileNotFoundError):
+                state, stored = load(file)
+                check(stored, about, file)
+            self._writer = Writer(file, about, schedule or Schedule())
+        self.run = build_run(settings, stream, eager=eager, state=state)
+
+    def observe(self, event: Event, stop: Stop) -> bool:
+        """Write a checkpoint if one is due; return whether the run must end here because of ``stop``."""
+        asked = stop.since is not None
+        if self._writer is None:
+            return asked
+        if not isinstance(event, Stepped) or not (asked or self._writer.due(event.step)):
+            return False
+        try:
+            state = self.run.state_dict()
+            check_plain(state or {})
+        except TypeError as error:  # a user's method has a state that is not plain
+            warnings.warn(f"no checkpoints are written: {error}", stacklevel=2)
+            self._writer = None
+            return asked
+        except (RuntimeError, MemoryError) as error:  # there is no memory for a copy of the state
+            self._writer.skip(event.step, error)
+            return asked
+        if state is None:  # the run cannot stop at this step
+            return False
+        self._writer.write(state, event.step, now=asked)
+        return asked
+
+    def finish(self) -> None:
+        """Remove the checkpoint of a run that has its record."""
+        if self._writer is not None:
+            self._writer.remove()
+
+
+def describe(settings: Settings, stream: Stream, sources: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a checkpoint says about its run: settings, data, versions and the user's code."""
+    return {
+        "settings": settings.to_dict(), "data": stream.checksum, "torch": torch.__version__,
+        "forgetless": forgetless.__version__, "sources": dict(sources), "code": user_code(settings),
+    }  # fmt: skip
+
+
+def user_code(settings: Settings) -> dict[str, str]:
+    """Return the checksum of the file that defines each part of the run that is the user's, by the part's path."""
+    checksums = {}
+    for kind, name in settings.user_parts.items():
+        part, (module, _) = catalogue.load(kind, name), catalogue.module_of(name)
+        if inspect.isroutine(part) or inspect.isclass(part):  # it may be imported from another module
+            module = part.__module__
+        with suppress(OSError):  # a notebook's code is in no file
+            file = getattr(sys.modules.get(module), "__file__", None) or ""
+            checksums[name] = f"{zlib.crc32(Path(file).read_bytes()):08x}"
+    return checksums
 
 
 def _detach(tensor: Tensor) -> Tensor:

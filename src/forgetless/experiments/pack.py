@@ -15,8 +15,7 @@ from forgetless.compute.engine import find_device
 from forgetless.data.stream import Stream
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments.build import build_stream, stream_key
-from forgetless.experiments.checkpoint import Stop, Stopped
-from forgetless.experiments.checkpointed import CheckpointedRun, describe
+from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped, describe
 from forgetless.experiments.jobs import LANES
 from forgetless.experiments.lanes import Crash, Postponed, interleave
 from forgetless.experiments.record import Record
@@ -45,7 +44,7 @@ def run_lanes(
     schedule: Schedule | None = None,
     stop: Stop | None = None,
 ) -> Iterator[tuple[Settings, Record | Crash]]:
-    """Train runs side by side on one GPU, or one after the other on a CPU.
+    """Train runs on one GPU or CPU, and yield the settings of each with its record, or with the error that ended it.
 
     Runs that differ only in FPF share one training: each resumes from its end, as it would alone.
 
@@ -58,9 +57,6 @@ def run_lanes(
         on_start: Called with the settings of a run when it starts.
         schedule: When checkpoints are written. Default: only on ``stop``.
         stop: A request to stop. The runs then write their last checkpoints, and ``Stopped`` is raised.
-
-    Returns:
-        An iterator of each run's settings with its record, or with the error that ended it.
     """
     if out is not None:
         out = record.folder(out)

@@ -36,13 +36,8 @@ def preset(
 ) -> dict[str, tuple[Any, str]]:
     """Return the presets of a run by name, each as (value, source). Later sources override earlier ones.
 
-    Args:
-        stream: The stream's name; a user's stream has no presets of its own.
-        method: The method's name.
-        repair: ``"none"``, ``"fpf"`` or ``"k-fpf"``.
-        buffer: The size of the buffer, on which some values depend.
-        distils: Whether the repair distils, which has presets of its own.
-        network: The network, if it is not the stream's default.
+    Some values depend on the size of the buffer. A repair that distils and a network that is not the stream's default
+    have presets of their own.
     """
     chosen: dict[str, tuple[Any, str]] = {}
 

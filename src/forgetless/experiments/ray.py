@@ -59,10 +59,10 @@ def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterato
             except ray.exceptions.RayError as error:
                 # A task error has a trace. Any other error means that the node or process died repeatedly.
                 trace = str(error) if isinstance(error, ray.exceptions.RayTaskError) else None
-                failure = {"error": f"{type(error).__name__}: {error}", "trace": trace}
-                for run in members:  # those with a record are done
-                    written = record.find(out, run.settings)
-                    yield Outcome(run.settings.id, written) if written else Outcome(run.settings.id, **failure)
+                message = f"{type(error).__name__}: {error}"
+                for settings in (run.settings for run in members):  # those with a record are done
+                    written = record.find(out, settings)
+                    yield Outcome(settings.id, written) if written else Outcome(settings.id, None, message, trace)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)

@@ -16,8 +16,7 @@ from forgetless.config import catalogue
 from forgetless.data.stream import Stream
 from forgetless.experiments import record
 from forgetless.experiments.build import build_stream
-from forgetless.experiments.checkpoint import Stop, Stopped
-from forgetless.experiments.checkpointed import CheckpointedRun
+from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, check_folder

@@ -126,21 +126,11 @@ def search(
     halving: bool = False,
     execution: Execution | None = None,
 ) -> Iterator[SweepEvent | SearchResult]:
-    """Search a grid and train the best point.
+    """Search a grid, train the best point, and yield the events of all runs and at last the ``SearchResult``.
 
-    Args:
-        stream: The name of a stream, or ``package.module:object``.
-        method: The name of a method, or ``package.module:object``.
-        given: Settings that all points share.
-        grid: The values to try, by setting.
-        out: The folder of the records and of the result, ``search-….json``.
-        seeds: Seeds of the chosen point, trained on all training images.
-        search_seeds: Validation seeds of each point.
-        halving: Whether only the better half of the points receives a further validation seed.
-        execution: How the runs are executed, as for ``sweep``.
-
-    Returns:
-        An iterator of the events of all runs; the last item is the ``SearchResult``.
+    Each point has the settings ``given`` and is validated with ``search_seeds`` seeds. With ``halving``, only the
+    better half of the points receives a further one. The chosen point is trained on all training images with ``seeds``
+    seeds. The result is written to ``search-….json`` in ``out``.
     """
     check_value("seeds", seeds, int, least=1)
     check_value("search_seeds", search_seeds, int, least=1)

@@ -141,15 +141,10 @@ def method_settings(method: str) -> Mapping[str, Setting]:
 
 
 def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
-    """Return complete settings and where each value comes from: given, or one of the presets.
+    """Return complete settings, and by name where each value comes from: given, or one of the presets.
 
-    Args:
-        stream: A name of the catalogue, or ``package.module:object``.
-        method: Likewise.
-        given: Values by flat name. A name that is not a setting of a run is one of the method's own.
-
-    Returns:
-        The settings, and the source of each value by name.
+    The stream and the method are names of the catalogue, or ``package.module:object``. ``given`` has values by flat
+    name. A name that is not a setting of a run is one of the method's own.
     """
     check_name("stream", stream)
     check_name("method", method)

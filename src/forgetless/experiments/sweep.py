@@ -45,15 +45,9 @@ SweepEvent = RunStarted | RunDone | RunFailed
 
 
 def sweep(runs: Sequence[Planned], out: Path, execution: Execution | None = None) -> Iterator[SweepEvent]:
-    """Execute the runs that have no record yet and yield what happens to each.
+    """Execute the runs that have no record in ``out`` yet, each once, and yield what happens to each.
 
-    Args:
-        runs: The runs; duplicates are executed once.
-        out: The folder of the records, a path or an object store's.
-        execution: Where and in how many processes to run. Default: on this machine, one process per core.
-
-    Returns:
-        An iterator of ``RunStarted``, ``RunDone`` and ``RunFailed``.
+    By default the runs are executed on this machine, in one process per core.
     """
     execution = execution or Execution()
     check_folder(out)
