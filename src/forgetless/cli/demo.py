@@ -28,7 +28,7 @@ def demo(
             progress.show(event)
     if progress.failed:
         raise typer.Exit(1)
-    records = [record.of(out, run.settings) for run in runs]
+    records = [record.read_run(out, run.settings) for run in runs]
     print_rows(records)
     file = out / "report.html"
     links = {finished.id: f"{finished.id}/{record.NAME}" for finished in records}

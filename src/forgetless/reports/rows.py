@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, TypeVar
 
-from forgetless.experiments.record import Record, mismatch, key_without_seed, without_seed
+from forgetless.experiments.record import Record, key_without_seed, mismatch, without_seed
 from forgetless.training.metrics import MeanStd, mean_std
 
 Key = TypeVar("Key")
