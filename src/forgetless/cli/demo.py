@@ -10,8 +10,8 @@ import typer
 from forgetless.cli.options import Out
 from forgetless.cli.output import SweepProgress, print_line, print_rows
 from forgetless.experiments import record
-from forgetless.experiments.plan import expand_plan, read_toml
-from forgetless.experiments.storage import write_whole
+from forgetless.experiments.plan import expand_plan
+from forgetless.experiments.storage import read_toml, write_whole
 from forgetless.experiments.sweep import sweep
 from forgetless.reports import page
 

@@ -50,9 +50,6 @@ def run(
         schedule: When checkpoints are written. Default: only on ``stop``.
         stop: A request to stop. The run then writes a last checkpoint and raises ``Stopped``.
         log: Wraps the events, as the functions of ``loggers`` do.
-
-    Returns:
-        The record.
     """
     if out is not None:
         out = record.folder(out)
