@@ -249,7 +249,7 @@ def test_a_state_that_is_not_plain_is_refused():
     method = Holder()
     method.cache = {1, 2}
     with pytest.raises(TypeError, match="Holder holds cache, a set, which a checkpoint cannot store; override"):
-        method.state_dict(None)
+        method.state_dict(learner(networks.mlp(6, inputs=4), small_stream()))
 
 
 @pytest.mark.parametrize("name", ["icarl", "oewc"])
