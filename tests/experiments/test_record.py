@@ -63,6 +63,30 @@ def test_what_is_no_record_is_refused(tmp_path, text):
         record.read(tmp_path / "record.json")
 
 
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"sensitivity": None}, "sensitivity is None"),
+        ({"versions": None}, "versions is None"),
+        ({"label": 3}, "label is 3"),
+        ({"tensor_changes": []}, r"tensor_changes is \[\]"),
+        ({"forgetting": "x"}, "must be real number, not str"),
+        ({"forgetting": float("nan")}, "it has a number that is not finite"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(made, tmp_path, change, match):
+    record.write_json(made.to_dict() | change, tmp_path / "record.json")
+    with pytest.raises(ValueError, match=rf"record\.json is not a record: .*{match}"):
+        record.read(tmp_path / "record.json")
+
+
+def test_a_record_without_options_is_refused(made, tmp_path):
+    settings = {name: value for name, value in made.settings.items() if name != "options"}
+    record.write_json(made.to_dict() | {"settings": settings}, tmp_path / "record.json")
+    with pytest.raises(ValueError, match="its settings have no options"):
+        record.read(tmp_path / "record.json")
+
+
 def test_a_record_holds_every_result(made):
     plain = json.loads(json.dumps(made.to_dict()))
     assert plain["label"] == "k-fpf-ce+er"
@@ -97,11 +121,25 @@ def test_a_damaged_record_is_refused_or_unchanged(records, data, tmp_path_factor
         assert "damaged.json is not a record" in str(error)  # noqa: PT017
 
 
-def test_settings_changed_by_hand_are_refused(records, tmp_path):
-    values = records[0].to_dict()
-    record.write_json(values | {"settings": values["settings"] | {"lr": 0.9}}, tmp_path / "record.json")
-    with pytest.raises(ValueError, match="record.json is not a record: its settings belong to the run"):
-        record.read(tmp_path / "record.json")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda v: v["settings"].update(lr=0.9), "its settings belong to the run"),
+        (lambda v: v.update(accuracy="86.6"), "must be real number, not str"),
+        (lambda v: v.update(accuracy=float("nan")), "it has a number that is not finite"),
+        (lambda v: v.update(accuracy_matrix=[], anytime=[]), "it must have accuracies after every task"),
+        (lambda v: v.update(anytime=v["anytime"][:1]), "it must have accuracies after every task"),
+        (lambda v: v.update(seconds={}), "'total' is missing"),
+        (lambda v: v["settings"].pop("stream"), "stream is None; it must be a word"),
+    ],
+)
+def test_a_record_changed_by_hand_is_refused(change, said, records, tmp_path):
+    values = json.loads(json.dumps(records[0].to_dict()))
+    change(values)
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=f"record.json is not a record: .*{said}"):
+        record.read(file)
 
 
 def test_a_record_of_another_run_is_refused(records, tmp_path):

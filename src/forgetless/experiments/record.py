@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import write_whole
@@ -104,11 +106,36 @@ def _parse(text: bytes, source: str) -> Record:
         if values.get("format") != FORMAT:
             raise ValueError(f"format {values.get('format')!r}, this version reads {FORMAT}")
         record = Record(**values)
-        if (actual := Settings.from_dict(record.settings).id) != record.id:
-            raise ValueError(f"its settings belong to the run {actual}, but its id is {record.id}")
-    except (TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{source} is not a record: {error}") from None
+        _check(record)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{source} is not a record: {reason}") from None
     return record
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """Return the type of each field, without parameters: ``dict`` for ``dict[str, float]``."""
+    return {name: get_origin(kind) or kind for name, kind in get_type_hints(Record).items()}
+
+
+def _check(record: Record) -> None:
+    """Raise ``ValueError`` if the settings do not match the id, or if reports could not read a field."""
+    for name, kind in _kinds().items():
+        if kind in (str, list, dict) and not isinstance(value := getattr(record, name), kind):
+            raise ValueError(f"{name} is {value!r}; it must be a {kind.__name__}")
+    if "options" not in record.settings:
+        raise ValueError("its settings have no options")
+    if (actual := Settings.from_dict(record.settings).id) != record.id:
+        raise ValueError(f"its settings belong to the run {actual}, but its id is {record.id}")
+    if not record.accuracy_matrix or len(record.anytime) != len(record.accuracy_matrix):
+        raise ValueError("it must have accuracies after every task")
+    numbers = [record.accuracy, record.task_il_accuracy, record.share, record.seconds["total"], *record.anytime]
+    numbers += [*record.flops.values(), *(value for row in record.accuracy_matrix for value in row)]
+    optional = (record.forgetting, record.backward_transfer, record.forward_transfer, *record.sensitivity.values())
+    numbers += [value for value in optional if value is not None]
+    if not all(math.isfinite(value) for value in numbers):
+        raise ValueError("it has a number that is not finite")
 
 
 def same_numbers(first: Record, second: Record) -> bool:
