@@ -33,7 +33,6 @@ from provenance import provenance
 WAYS = ("sgd", "er", "finetuning")
 MLP_WAYS = {10: ("sgd", "er", "der", "finetuning"), 128: ("sgd", "er")}  # by batch; finetuning draws its own batches
 KERNELS = {  # the module that asks whether its kernel can be used
-    "gather": "forgetless.methods.loader",
     "reservoir": "forgetless.repair.buffer",
     "norm": "forgetless.networks.norm",
 }

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 import forgetless
 from forgetless.experiments import record
-from forgetless.experiments.plan import expand_plan, tomllib
+from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.settings import resolve
+from forgetless.experiments.storage import tomllib
 from helpers import command
 
 ROOT = Path(__file__).parent.parent

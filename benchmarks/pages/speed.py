@@ -43,6 +43,7 @@ def values() -> dict[str, Any]:
         "goals": GOALS,
         **gpu_steps(gpu),
         "parts": parts_of_a_step(),
+        "kernels": deleted_kernels(Steps(gpu)),
         **whole_runs(Steps(gpu)),
         **on_a_cpu(),
         **compiled(),
@@ -51,6 +52,20 @@ def values() -> dict[str, Any]:
         "sharing": (sharing := benchmark_record("sharing.json")),
         "sharing_best": {kind: min(seconds) for kind, seconds in sharing["seconds"].items()},
     }
+
+
+def deleted_kernels(steps: Steps) -> str:
+    """Return the table of what each kernel saved of a step, and of what all deletions cost together."""
+    rows = benchmark_record("ablation-h200.json")["rows"]
+    saves = {(row["without"], row["way"]): row.get("saves_median") for row in rows}
+    ways = ("sgd", "er", "finetuning")
+    kernels = ("cross_entropy", "augment", "descent", "shortcut", "gather", "norm")
+    table = [[name, *(f"{100 * saves[name, way]:.1f} %" for way in ways)] for name in kernels]
+    before = Steps(benchmark_record("speed-h200-with-kernels.json"))
+    for lanes in (1, 8):
+        slower = [f"{100 * (steps.milliseconds(w, lanes) / before.milliseconds(w, lanes) - 1):.1f} %" for w in ways]
+        table.append([f"0.20 slower than 0.19, same machine, lanes: {lanes}", *slower])
+    return markdown_table(["saved of a step", *ways], table)
 
 
 class Steps:
@@ -106,7 +121,7 @@ def gpu_steps(outcome: Mapping[str, Any]) -> dict[str, Any]:
     )
     by_lanes = ["milliseconds per run and step", *(f"{steps.milliseconds('sgd', lanes):.3g}" for lanes in LANES)]
     missed = [
-        step
+        f"{step} {lanes}"
         for step, goals in GOALS.items()
         for lanes, goal in zip((1, 8), goals, strict=True)
         if goal and steps.milliseconds(step, lanes) > goal
@@ -121,11 +136,6 @@ def gpu_steps(outcome: Mapping[str, Any]) -> dict[str, Any]:
             "eager": steps.milliseconds("sgd", 1, "mlp", 28, "fp32", captured=False),
             "captured": steps.milliseconds("sgd", 1, "mlp", 28, "tf32"),
             "lanes": steps.milliseconds("sgd", 8, "mlp", 28, "tf32"),
-        },
-        "mlp_before": {
-            row["lanes"]: row["milliseconds"]
-            for row in benchmark_record("speed-h200-before.json")["rows"]
-            if (row["network"], row["way"], row["precision"]) == ("mlp", "sgd", "tf32")
         },
     }
 

@@ -38,6 +38,7 @@ def setting(default: Any, help: str, **rules: Any) -> Any:
         help: One sentence for ``--help`` and the documentation.
         rules: Further fields of ``Setting``: the range, the option's name, and whether records hold the value.
     """
+    Setting("", Any, default, help, **rules)  # a rule that does not exist is an error here
     return dataclasses.field(default=default, metadata={"setting": {"help": help, **rules}})
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from forgetless.compute import kernels
 from forgetless.compute.engine import Engine
 from forgetless.data.stream import Split
 
@@ -90,11 +89,6 @@ class Loader:
         if self._position is None:
             rows = self._order[self._end - size : self._end]
             return rows, labels.index_select(0, rows)
-        if kernels.can_serve(labels) and labels.ndim == 1 and labels.is_contiguous():
-            from forgetless.compute.kernels import gather  # imports Triton
-
-            if size <= gather.LARGEST:
-                return gather.take(self._order, self._position, labels, size)
         rows = self._order.index_select(0, self._range[:size] + self._position)
         self._position.add_(size)
         return rows, labels.index_select(0, rows)
