@@ -120,7 +120,7 @@ def modules_after(code):
     return set(output.stdout.rpartition("MODULES")[2].split())
 
 
-def test_a_run_on_the_digits_imports_neither_torchs_compiler_nor_scikit_learn():
+def test_a_run_imports_neither_compiler_nor_scikit_learn():
     code = (
         "import sys\nfrom forgetless.experiments.run import run\n"
         "from forgetless.experiments.settings import resolve\n"

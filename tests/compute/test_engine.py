@@ -207,7 +207,7 @@ def test_a_run_leaves_the_network_usable(device):
 
 
 @on_gpu
-def test_an_error_in_a_capture_is_raised_as_it_is():
+def test_an_error_in_a_capture_is_raised_unchanged():
     engine, seen = Engine("cuda"), torch.zeros(1, device="cuda")
 
     def careless():

@@ -235,7 +235,7 @@ def test_without_memory_for_a_checkpoint_the_run_continues(place, tmp_path, monk
     assert finished.accuracy_matrix == matrix_alone(settings)
 
 
-def test_a_training_that_ended_before_a_stop_is_not_repeated(tmp_path, monkeypatch):
+def test_a_training_that_ended_is_not_repeated(tmp_path, monkeypatch):
     settings = fpf_runs("er", RATES)
     stop, share = Stop(), _Pack._share
 

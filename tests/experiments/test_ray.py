@@ -119,7 +119,7 @@ class Ray:
         raise AssertionError
 
 
-def test_a_run_whose_node_died_is_repeated_by_the_next_sweep(monkeypatch, tmp_path):
+def test_the_next_sweep_repeats_runs_of_dead_nodes(monkeypatch, tmp_path):
     class Dying(Ray):
         def get(self, task):
             raise RuntimeError("the node is gone")

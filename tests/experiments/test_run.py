@@ -57,7 +57,7 @@ def test_a_method_that_learns_at_the_end_forgets_nothing():
     assert tested.anytime[0] > plain.anytime[0]
 
 
-def test_a_full_disk_moves_the_record_to_the_temporary_folder(tmp_path, monkeypatch):
+def test_a_full_disk_moves_the_record_elsewhere(tmp_path, monkeypatch):
     settings = resolve("seq-digits", "sgd", {"epochs": 1, "batch": 100})[0]
     write, spare = record.write, tmp_path / "spare"
     monkeypatch.setattr(tempfile, "tempdir", str(spare))

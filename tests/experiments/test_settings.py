@@ -165,7 +165,7 @@ def test_whole_and_fractional_numbers_give_one_run():
     assert resolve("seq-digits", "oewc", {"fisher_examples": 5})[0].options["fisher_examples"] == 5
 
 
-def test_crops_of_a_repair_change_the_id_and_share_a_training():
+def test_crops_of_a_repair_share_a_training():
     plain, cropped = (resolve("seq-organamnist", "er", {"repair": "fpf", **given})[0] for given in ({}, {"ft_pad": 2}))
     assert "ft_pad" not in plain.to_dict()  # as in the records from before there was such a setting
     assert plain.id != cropped.id

@@ -46,7 +46,7 @@ def test_the_environment_decides_which_gpus_are_visible(visible, gpus, monkeypat
     assert workers.visible_gpus() == gpus
 
 
-def test_a_dead_process_loses_only_the_run_it_had_started(tmp_path, monkeypatch):
+def test_a_dead_process_loses_only_its_started_run(tmp_path, monkeypatch):
     """On a GPU one process has all runs; here runs on the CPU stand for them."""
     (tmp_path / "fatal.py").write_text(
         "import os, signal\n"
@@ -111,7 +111,7 @@ def test_cpu_jobs_do_not_wait_for_gpu_jobs(tmp_path, monkeypatch):
     assert max(busy) == 2
 
 
-def test_a_sweep_killed_at_random_moments_ends_with_the_same_records(tmp_path):
+def test_a_killed_sweep_ends_with_the_same_records(tmp_path):
     (tmp_path / "plan.toml").write_text(QUICK_TOML + 'method = ["er", "derpp"]\nseeds = 3\n')
     call = [*SWEEP, "--workers", "2", "--checkpoint-steps", "10"]
 

@@ -53,12 +53,12 @@ def interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_k_fpf_gains_30_points_on_digits_with_hugging_face(huggingface, monkeypatch):
+def test_k_fpf_gains_30_points_with_hugging_face(huggingface, monkeypatch):
     digits = import_example("huggingface_digits", monkeypatch)
     assert digits.run("k-FPF")[0] >= digits.run("plain")[0] + 30
 
 
-def test_an_input_without_one_row_per_example_is_not_stored(huggingface, tmp_path):
+def test_an_input_without_rows_per_example_is_not_stored(huggingface, tmp_path):
     class Six(Rows):
         def __len__(self):
             return 6  # the last batch has one example

@@ -122,7 +122,7 @@ def test_a_finished_checkpoint_restores_its_state_too(lightning, tmp_path):
     assert all_equal(again.parameters(), model.parameters())
 
 
-def test_a_second_fit_of_one_trainer_is_a_new_task(lightning, tmp_path):
+def test_a_second_fit_is_a_new_task(lightning, tmp_path):
     model, fpf = module_and_fpf(lightning)
     fitting = trainer(lightning.FPFCallback(fpf), tmp_path, epochs=2)
     fitting.fit(model, loader(0))

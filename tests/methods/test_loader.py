@@ -60,7 +60,7 @@ def test_images_on_the_cpu_come_in_the_same_order(device):
     assert orders[0] == orders[1]
 
 
-def test_a_state_at_the_end_of_an_epoch_queues_nothing_on_the_prefetcher():
+def test_a_state_at_an_epochs_end_prefetches_nothing():
     split = Split(torch.arange(6)[:, None], torch.zeros(6, dtype=torch.int64))
     loader = Loader(split, 2, Engine(), torch.Generator())
     begun = []

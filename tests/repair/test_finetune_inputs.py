@@ -81,7 +81,7 @@ def test_labels_that_cross_entropy_ignores_are_no_error():
     finetune(networks.mlp(5, inputs=4), filled(x=torch.rand(64, 4), y=y), ["fc3.bias"], steps=1)
 
 
-def test_a_loss_or_output_that_does_not_fit_is_refused():
+def test_a_loss_or_output_that_cannot_fit_is_refused():
     model = networks.mlp(5, inputs=4)
     buffer = filled(x=torch.rand(64, 4), logits=torch.zeros(64, 7))
     with pytest.raises(ValueError, match="names is empty"):

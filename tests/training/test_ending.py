@@ -101,7 +101,7 @@ def test_a_run_can_resume_inside_finish_of_gdumb(anytime):
         assert all_equal(again.network.parameters(), whole.network.parameters())
 
 
-def test_a_state_holds_the_seconds_of_the_phase_under_way(monkeypatch):
+def test_a_state_holds_the_seconds_of_the_current_phase(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     going = train(STREAM, SGD(), small_network(), epochs=2, batch=6, lr=0.2, buffer=36, finetune=K_FPF)

@@ -27,7 +27,7 @@ def share(task, label):
     return 100 * (y == label).float().mean().item()
 
 
-def test_class_il_compares_all_classes_and_task_il_the_tasks():
+def test_class_il_and_task_il_compare_different_classes():
     network = Fixed(0.0, 1.0, 2.0, 9.0, 4.0, 3.0)  # says 3 always; among 0 and 1 it says 1; among 4 and 5 it says 4
     found = evaluate(learner(network, STREAM), SGD(), STREAM, batch=5)
     assert found.class_il == pytest.approx([0.0, share(1, 3), 0.0])

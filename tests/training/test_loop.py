@@ -78,7 +78,7 @@ def test_a_method_can_be_used_for_a_second_run():
     assert run_small(method, model=model)[1].losses == first
 
 
-def test_a_network_that_changes_its_input_leaves_the_data_unchanged():
+def test_a_network_that_changes_inputs_leaves_data_unchanged():
     class InPlace(torch.nn.Module):
         def __init__(self):
             super().__init__()

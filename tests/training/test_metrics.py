@@ -39,7 +39,7 @@ def test_a_single_row_has_no_forgetting_and_no_transfer():
     assert metrics.accuracy([[90.0, 91.0]]) == 90.5
 
 
-def test_std_over_seeds_divides_by_one_less_than_the_seeds():
+def test_std_over_seeds_divides_by_n_minus_one():
     assert metrics.mean_std([1.0, 2.0, 4.0, 5.0]) == (3.0, pytest.approx((10 / 3) ** 0.5))
 
 

@@ -100,7 +100,7 @@ def test_the_pad_of_a_finetuning_is_checked():
 
 
 @pytest.mark.parametrize("method", [GDumb, ICaRL])
-def test_a_policy_is_refused_if_the_method_fills_the_buffer(method):
+def test_a_policy_is_refused_if_methods_fill_the_buffer(method):
     with pytest.raises(
         ValueError, match=f"policy is 'balanced', but {method.__name__} fills the buffer in its own way"
     ):

@@ -164,7 +164,7 @@ class Finetuning:
                 torch.clear_autocast_cache()
 
     def finish(self) -> Finetuned:
-        """Return what was done, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
+        """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
         try:
             losses = self._losses.tolist()
             self._average_statistics()

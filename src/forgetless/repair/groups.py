@@ -200,7 +200,7 @@ def _head(network: nn.Module, head: str | None) -> str:
 
 
 def _copies(network: nn.Module) -> list[str]:
-    """Return the paths of children that are not trained: averages of the network, or a frozen network beside it."""
+    """Return the paths of children that are not trained: averages of the network, or a frozen copy next to it."""
     children = list(network.named_children())
     frozen = [not any(p.requires_grad for p in child.parameters()) for _, child in children]
     return [
@@ -247,7 +247,7 @@ def _child(path: str, parent: str) -> str:
 
 
 def _adapted(module: nn.Module) -> nn.Module | None:
-    """Return the layer inside peft's adapters, or beside the copy that is trained in its place."""
+    """Return the layer inside peft's adapters, or next to the copy that is trained in its place."""
     children = dict(module.named_children())
     layer = children.get("base_layer", children.get("original_module"))
     return None if layer is None or _is_composite(layer) else layer

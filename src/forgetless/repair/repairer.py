@@ -120,7 +120,7 @@ class Repairer:
         return Finetuning(self.model, buffer, names, settings, self.objective, generator, engine, processes)
 
     def finetune(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Finetuned | None:
-        """Finetune what is chosen, if anything, and leave the user's random states as they are."""
+        """Finetune the chosen groups, if any, and leave the user's random states as they are."""
         choice = self.choose()
         if not choice.names:
             return None

@@ -58,7 +58,7 @@ class Repair:
         return {name: [values[i] for values in means] for i, name in enumerate(self.tracker.names)}
 
     def run(self, step: int, task: int, epoch: int) -> Generator[Event, None, Repaired | None]:
-        """Finetune the chosen groups, if any; yield progress and return what was done."""
+        """Finetune the chosen groups, if any; yield progress and return the event."""
         learner = self._learner
         if self._run is None:
             groups = self._repairer.choose().movable
