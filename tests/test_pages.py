@@ -15,7 +15,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 GENERATED = {path.name for path in (DOCS.parent / "benchmarks" / "templates").glob("*.md")}  # by benchmarks/tables.py
 BLOCK = re.compile(r'^```(python|bash|toml)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 PAGES = sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED and BLOCK.search(path.read_text()))
-NEEDS = {"avalanche.md": "pytorchcv", "lightning.md": "lightning", "huggingface.md": "transformers"}
+NEEDS = {
+    "avalanche.md": "pytorchcv",
+    "huggingface.md": "transformers",
+    "lightning.md": "lightning",
+    "loggers.md": "tensorboard",
+}
 
 
 def start(words, folder):

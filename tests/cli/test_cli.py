@@ -73,6 +73,7 @@ def test_json_is_one_line(tmp_path):
 
 
 def test_tensorboard_files_lie_next_to_the_record(tmp_path):
+    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     done = forgetless("run", "seq-digits", "sgd", "--fpf", "--json", "--log", "tensorboard", *QUICK, cwd=tmp_path)
@@ -87,6 +88,7 @@ def test_tensorboard_files_lie_next_to_the_record(tmp_path):
 
 @pytest.mark.parametrize("logger", ["wandb", "mlflow"])
 def test_a_logger_writes_where_its_settings_say(logger, tmp_path):
+    pytest.importorskip(logger)
     where = {"WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/tracked.db"}
     done = forgetless("run", "seq-digits", "sgd", "--log", logger, *QUICK, cwd=tmp_path, **where)
     assert "record: runs/" in done.stdout

@@ -11,6 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.fixture
 def example(request, monkeypatch):
+    pytest.importorskip("peft", reason="peft is not installed")
     monkeypatch.syspath_prepend(EXAMPLES)
     return importlib.import_module(request.param)
 
