@@ -8,7 +8,7 @@ demo: $(VENV)/digits             ## set up, then train nine ways on digits in fi
 	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 10
 
 test-avalanche: $(VENV)-avalanche/installed  ## the tests that need Avalanche, in an environment of its own
 	OMP_NUM_THREADS=1 $(VENV)-avalanche/bin/python -m pytest tests/integrations/test_avalanche.py tests/test_pages.py -k 'avalanche or replay or online'

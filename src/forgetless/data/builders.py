@@ -21,7 +21,7 @@ def from_tensors(
 ) -> Stream:
     """Return a class-incremental stream built from tensors or arrays.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from forgetless.data.builders import from_tensors
         >>> stream = from_tensors(torch.rand(40, 1, 8, 8), torch.arange(40) % 4, sizes=[2, 2])

@@ -67,7 +67,7 @@ class Stream:
     uint8 images are scaled to [0, 1]. Every image is normalised to (x − mean) / std. Random crops and flips apply to
     training images only.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from forgetless.data.stream import Split, Stream, Task
         >>> first = Split(torch.rand(6, 1, 4, 4), torch.tensor([0, 1] * 3))
