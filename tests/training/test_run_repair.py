@@ -196,7 +196,7 @@ def test_gdumb_reports_no_sensitivity():
 @pytest.mark.skipif("FORGETLESS_DATA" not in os.environ, reason="FORGETLESS_DATA names no folder with the real data")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_on_seq_mnist_fpf_chooses_the_papers_layers(seed):
-    # From Xavier's weights S of fc1 lies about the threshold of k-FPF, 0.3; docs/results.md shows what is chosen there.
+    # From Xavier's weights S of fc1 lies about the threshold of k-FPF, 0.3; docs/results.md shows the choice there.
     def chosen(finetune):
         model = with_seed(lambda: networks.mlp(10, xavier=False), seed)
         settings = {"epochs": 1, "batch": 10, "lr": 0.03, "buffer": 500, "seed": seed}
