@@ -33,7 +33,7 @@ from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.events import Event, Stepped
 from forgetless.training.plain import check_plain, flatten, unflatten
 
-FORMAT = 3
+FORMAT = 4
 NAME = "checkpoint.safetensors"
 
 

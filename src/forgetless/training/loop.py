@@ -285,7 +285,7 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
     with run.clock.phase("evaluate"):
         weights = {name: tensor.detach().clone() for name, tensor in run.network.state_dict().items()}
         gathered = _restorable_state(run)
-        random_state, ledger, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
+        random_state, flops, finetuned = engine.state_dict(), learner.flops.copy(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
             yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1)
@@ -295,7 +295,7 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
             method.load_state_dict(learner, gathered)
             engine.discard_graphs("train")  # its captured graphs hold the tensors that were replaced
         engine.load_state_dict(random_state)
-        learner.ledger.load_state_dict(ledger)
+        learner.flops = flops
         learner.finetuned = finetuned
     return accuracies
 

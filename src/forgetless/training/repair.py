@@ -81,7 +81,7 @@ class Repair:
 
     def count(self, done: Repaired) -> None:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
-        self._learner.ledger.add("finetune", self._cost(self.selection.names(done.groups)), self._settings.steps)
+        self._learner.flops["finetune"] += self._settings.steps * self._cost(self.selection.names(done.groups))
         self._repairer.accept(done.groups, self._moved)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -171,7 +172,7 @@ class RunState:
             boundaries=tuple(boundaries([repair.weights(row) for row in tracker.between_epochs])),
             profile=repair.selection.profile(changes, comparisons),
             finetunings=tuple(measured.finetunings),
-            flops=self.learner.ledger.to_dict(),
+            flops=dict(self.learner.flops),
             seconds={phase: round(value, 3) for phase, value in self.clock.seconds().items()},
             steps=self.position.step,
             network=self.network,
@@ -195,7 +196,7 @@ class RunState:
             "waits": copied(self.pending),
             "finishing": self.finishing,
             "before": measured.before_finetuning,
-            "ledger": learner.ledger.state_dict(),
+            "ledger": dict(learner.flops),
             "costs": [[key, flops] for key, flops in learner.costs.items()] if compiled(self.network) else [],
             "engine": self.engine.state_dict(),
             "untrained": measured.untrained,
@@ -229,7 +230,7 @@ class RunState:
         self.repair.load_state_dict(state["finetuning"])
         if state["waits"] is not None:
             self.pending = {name: rows.to(self.engine.device) for name, rows in state["waits"].items()}
-        self.learner.ledger.load_state_dict(state["ledger"])
+        self.learner.flops = Counter(state["ledger"])
         self.learner.costs.update({to_hashable(key): flops for key, flops in state["costs"]})
         self.measured = Measured(
             untrained=tuple(state["untrained"]),
