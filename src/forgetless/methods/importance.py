@@ -36,8 +36,8 @@ def mean_over_task(
     """Return the mean over training examples of a function of their gradients, for each trained parameter.
 
     ``value`` computes what is differentiated, from the outputs (1, classes) and the label (1,) of one example.
-    ``reduce`` sums over gradients (examples, …) and values (examples,). The examples are evenly spread. The passes are
-    in evaluation mode, since batch norm would mix the examples.
+    ``reduce`` sums over gradients (examples, …) and values (examples,). The ``examples``, all if that is 0, are evenly
+    spread. The passes are in evaluation mode, since batch norm would mix the examples.
     """
     network = learner.network
     trained = {id(parameter) for parameter in learner.parameters}
@@ -51,7 +51,7 @@ def mean_over_task(
     gradients_and_values = vmap(grad_and_value(value_of_example), in_dims=(None, 0, 0))
     room = 1_000_000_000 if learner.device.type == "cuda" else 20_000_000  # gradient elements in memory at once
     size = max(1, room // sum(tensor.numel() for tensor in free.values()))
-    count = example_count(examples, task)
+    count = min(examples or len(task.train), len(task.train))
     rows = torch.arange(count, device=task.train.y.device) * len(task.train) // count
     total = {name: torch.zeros_like(tensor) for name, tensor in free.items()}
     with evaluating(network):
@@ -59,15 +59,5 @@ def mean_over_task(
             gradients, values = gradients_and_values(free, learner.plain(part.x), part.y)
             for name, gradient in gradients.items():
                 total[name] += reduce(gradient, values)
+    learner.spend("consolidate", count, backward=True)
     return [tensor / count for tensor in total.values()]
-
-
-def example_count(limit: int, task: Task) -> int:
-    """Return the number of training examples to use: at most ``limit``, or all if that is 0."""
-    return min(limit or len(task.train), len(task.train))
-
-
-def copy_like(parameters: Iterable[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies with the memory layout of the parameters, on which the last bits of their sums depend."""
-    pairs = zip(parameters, tensors, strict=True)
-    return [torch.empty_like(parameter.detach()).copy_(tensor) for parameter, tensor in pairs]

@@ -49,10 +49,8 @@ class MIR(Method):
                 rows = interference(learner, x, y, old).topk(learner.replay_size).indices
                 old = {name: column.index_select(0, rows) for name, column in old.items()}
             x, y = torch.cat([x, learner.augment(old["x"])]), torch.cat([y, old["y"]])
-        logits = learner.forward(x)
-        loss = F.cross_entropy(logits, y)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits[: len(batch.y)].detach()}
+        loss, logits = learner.step_on(x, y)
+        return loss, {"logits": logits[: len(batch.y)]}
 
 
 def interference(learner: Learner, x: Tensor, y: Tensor, old: Mapping[str, Tensor]) -> Tensor:
