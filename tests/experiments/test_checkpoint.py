@@ -192,7 +192,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     text = json.dumps({"format": 9, "state": {}, "about": {}})
     save_file({}, tmp_path / "c", {"forgetless": text, "checksum": checkpoint._checksum(text, {})})
-    with pytest.raises(CheckpointError, match="it has format 9, this version reads 3"):
+    with pytest.raises(CheckpointError, match="it has format 9, this version reads 4"):
         load(tmp_path / "c")
 
 

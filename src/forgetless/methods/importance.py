@@ -16,6 +16,8 @@ from torch.func import functional_call, grad_and_value, vmap
 from forgetless.data.stream import Task
 from forgetless.methods.learner import Learner, evaluating
 
+PairFunction = Callable[[Tensor, Tensor], Tensor]
+
 
 def add_penalty(
     loss: Tensor, weight: float, parameters: Iterable[Tensor], importance: Sequence[Tensor], anchor: Sequence[Tensor]
@@ -27,11 +29,7 @@ def add_penalty(
 
 
 def mean_over_task(
-    learner: Learner,
-    task: Task,
-    examples: int,
-    value: Callable[[Tensor, Tensor], Tensor],
-    reduce: Callable[[Tensor, Tensor], Tensor],
+    learner: Learner, task: Task, examples: int, value: PairFunction, reduce: PairFunction
 ) -> list[Tensor]:
     """Return the mean over training examples of a function of their gradients, for each trained parameter.
 

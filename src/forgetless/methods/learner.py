@@ -100,8 +100,6 @@ class Learner:
         self.flops: Counter[str] = Counter()  # by phase
         self.costs: dict[object, int] = {}  # FLOPs of a call, by what was called
         self.finetuned = False  # whether a repair has finetuned; from then on the output layer predicts
-        self.parameters: list[Tensor] = []
-        self._trains: list[bool] = []
         self._buffer = buffer
         self._example = torch.zeros(1, *stream.shape, dtype=stream.tasks[0].train.x.dtype)
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
@@ -129,7 +127,7 @@ class Learner:
     def take_parameters(self) -> None:
         """Train the parameters that require gradients now."""
         self._trains = [parameter.requires_grad for parameter in self.network.parameters()]
-        self.parameters = self.trained(list(self.network.parameters()))
+        self.parameters: list[Tensor] = self.trained(list(self.network.parameters()))
 
     def trained(self, values: Sequence[T]) -> list[T]:
         """Return those of ``values``, one for each parameter of the network, whose parameters are trained."""
