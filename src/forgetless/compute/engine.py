@@ -4,8 +4,6 @@ Every run has its own engine with its own CUDA stream, memory and random numbers
 therefore end exactly as each would alone.
 """
 
-from __future__ import annotations
-
 import platform
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

@@ -10,8 +10,6 @@ The importance of parameters in oEWC and MAS is counted in the paper's way too.
 groups. It leaves out attention on a CPU, a product fused with its ReLU, matrix-vector products and recurrent layers.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

@@ -1,7 +1,5 @@
 """Look inside modules: unwrap them, detect compiled and hooked ones, join names."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

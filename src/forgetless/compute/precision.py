@@ -1,7 +1,5 @@
 """Compute in fp32, tf32 or bf16: which device supports which, torch's switches, and weights in bf16."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager

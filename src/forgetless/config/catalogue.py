@@ -3,8 +3,6 @@
 The tables are frozen. A path to a user's own object, ``package.module:object``, is valid wherever a name is.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ Each function takes the data folder (default: ``readers.files.data_folder()``) a
 of the stream or the seed of a random order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Build streams from tensors, data sets, image folders and domains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,8 +110,8 @@ def split_by_class(
     train, test = Split(train.x, rank[train.y]), Split(test.x, rank[test.y])
     tasks, start = [], 0
     for size in sizes:
-        splits = [split.where((split.y >= start) & (split.y < start + size)) for split in (train, test)]
-        tasks.append(Task(*splits, tuple(range(start, start + size))))
+        learned, tested = (split.where((split.y >= start) & (split.y < start + size)) for split in (train, test))
+        tasks.append(Task(learned, tested, tuple(range(start, start + size))))
         start += size
     return Stream(name, tuple(tasks), classes, "class", **prepare)
 

@@ -3,8 +3,6 @@
 Nothing that is downloaded is unpickled. From an archive only plain files and folders below the target are unpacked.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -5,8 +5,6 @@
 x' is drawn from a reservoir, z' are its logits when it was stored. Two forward passes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

@@ -5,8 +5,6 @@
 (x', z') and (x'', y'') are independent draws from a reservoir, z' the logits when x' was stored. Three forward passes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

@@ -9,8 +9,6 @@ statistics of the batch. In evaluation mode z would be wrong, since the running 
 of stored images. Deviation: these passes do not move the running statistics towards the new images.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

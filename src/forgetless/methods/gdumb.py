@@ -11,8 +11,6 @@ The network learns only at the end of the stream. Its accuracies after earlier t
 so forgetting and transfer mean nothing, except in a run with ``anytime``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

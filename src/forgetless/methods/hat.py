@@ -20,8 +20,6 @@ two tasks. A finetune (FPF, k-FPF) ignores gates and masks and moves weights tha
 network predicts without gates, in task-IL too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

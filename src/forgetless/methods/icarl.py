@@ -12,8 +12,6 @@ Deviations from the DER authors' code: they mix the exemplars into the task's im
 them. Their weight decay adds w · ‖θ‖² to the loss; here, as for all methods, its gradient is w · θ, half of theirs.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass

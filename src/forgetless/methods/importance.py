@@ -5,8 +5,6 @@
 I_j is the importance of a weight and θ*_j its value at the end of a task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What MIR, PackNet and HAT share: the layers of a network in order, and a network with other weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final

@@ -1,7 +1,5 @@
 """Hold what a method trains with: the network, its optimizer, the buffer, augmentation and random numbers."""
 
-from __future__ import annotations
-
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -62,16 +60,8 @@ class Batch:
 class Learner:
     """Trains a network by SGD without momentum: θ ← θ − lr · (∇L + weight_decay · θ).
 
-    Args:
-        network: The network to train.
-        stream: The tasks.
-        lr: The learning rate.
-        batch: The number of examples per batch.
-        replay: The number of examples per draw from the buffer.
-        weight_decay: The factor of θ that is added to the gradient.
-        buffer: The buffer; None if the method has none.
-        engine: The engine of the run.
-        seed: The seed of augmentation and replay.
+    The training loop constructs it. ``replay`` is the number of examples per draw from the buffer, and ``seed`` is the
+    seed of augmentation and replay.
     """
 
     def __init__(

@@ -5,8 +5,6 @@ GPU, or a memory map) are gathered ahead by a thread into pinned memory and copi
 batches are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping

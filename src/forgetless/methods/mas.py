@@ -8,8 +8,6 @@ in evaluation mode and can be limited to ``examples`` of a task. A finetune (FPF
 measured; after k-FPF the penalty pulls them back towards θ*.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

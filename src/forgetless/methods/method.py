@@ -1,7 +1,5 @@
 """The contract of a continual-learning method. ``forgetless.check`` tests whether a class keeps it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import Field

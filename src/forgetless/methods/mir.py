@@ -9,8 +9,6 @@ neither move nor mix candidates. Candidates are scored without augmentation; the
 If the buffer holds no more than ``replay`` examples, all of them are replayed and none is scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final

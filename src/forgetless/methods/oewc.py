@@ -7,8 +7,6 @@ examples and labels. Deviations: gradients of single examples are computed with 
 be limited to ``fisher_examples`` of a task, since each one needs memory for a full gradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

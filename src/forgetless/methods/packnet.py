@@ -18,8 +18,6 @@ compared classes of two tasks. A finetune (FPF, k-FPF) moves all weights of its 
 of the full network. After one, task-IL prediction therefore uses the full network too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -8,8 +8,6 @@ keeps weights from being pushed away from θ*. As in the paper, g is the noisy g
 counts in Δ, since it moves the weights, but not in ω, since it is not a step of the method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -5,8 +5,6 @@ of the DER authors. With PyTorch's default weights, which are half as wide, all 
 and the first layer moves less.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeGuard
 

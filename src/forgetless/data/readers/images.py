@@ -1,7 +1,5 @@
 """Read folders of image files. Decoded images are cached as arrays next to the data, so a second start is instant."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Deviation: the paper names no split, so a stratified fifth of each domain, drawn once, is its test set.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

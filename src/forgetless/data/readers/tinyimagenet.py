@@ -1,7 +1,5 @@
 """Tiny-ImageNet: ``tiny-imagenet-200/train/<wnid>/images/*.JPEG``; its validation set is the test set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
