@@ -60,10 +60,9 @@ class Stop:
         signal.signal(signal.SIGINT, self._ask if interrupts else signal.SIG_IGN)
 
     def _ask(self, number: int, frame: object) -> None:
-        if self.since is None:
-            self.since = time.monotonic()
-        elif time.monotonic() - self.since > 1:
+        if self.since is not None and time.monotonic() - self.since > 1:
             raise KeyboardInterrupt
+        self.since = self.since or time.monotonic()
 
 
 def path(out: Path, settings: Settings) -> Path:
@@ -73,9 +72,9 @@ def path(out: Path, settings: Settings) -> Path:
 
 def save(state: Mapping[str, Any], about: Mapping[str, Any], file: Path) -> None:
     """Write a state and what it belongs to. It replaces the checkpoint before."""
-    named: dict[str, Tensor] = {}
-    plain = flatten(state, named)
-    tensors = {name: _detach(tensor) for name, tensor in named.items()}
+    tensors: dict[str, Tensor] = {}
+    plain = flatten(state, tensors)
+    tensors = {name: _detach(tensor) for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, "about": about, "state": plain})
     write_whole(pack(tensors, {"forgetless": text, "checksum": _checksum(text, tensors)}), file)
 
@@ -149,10 +148,10 @@ class Writer:
         """
         self._settle(wait=True)
         self._step, self._time = step, time.monotonic()
-        self._pending = self._thread.submit(self._save, state)
         if now:
-            pending, self._pending = self._pending, None
-            pending.result()
+            self._save(state)
+        else:
+            self._pending = self._thread.submit(self._save, state)
 
     def skip(self, step: int, error: Exception) -> None:
         """Leave out a checkpoint and warn; the next one is due as if this had been written."""
@@ -199,6 +198,7 @@ class CheckpointedRun:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         """Load the checkpoint and build the run, which starts from ``state`` where there is no checkpoint."""
+        self.settings, self.sources = settings, sources
         self._writer: Writer | None = None
         if isinstance(out, Path):  # an object store holds no checkpoints
             file = path(out, settings)
