@@ -60,8 +60,7 @@ def check(make: Callable[[], Method] | Method | str) -> None:
         make: The method's class, a function that returns a new method, or its name on the command line.
     """
     if isinstance(make, str):
-        check(catalogue.load("method", make))
-        return
+        make = catalogue.load("method", make)
     if isinstance(make, Method):
         name = type(make).__name__
         raise ContractError(f"{name}(…) is one method; pass its class or a function that makes methods: check({name})")
