@@ -31,7 +31,8 @@ def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterato
     """Execute runs in processes on this machine and yield what happens to each."""
     gpu_jobs = deque(assign_gpus(runs, visible_gpus()))
     cpu_jobs = deque(job for job in map(Job, group_by_training(runs)) if not job.on_gpu)
-    cpu_limit = execution.workers or available_cores()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cpu_limit = execution.workers or cores
     workers: dict[Any, _Worker] = {}  # by their connections
     try:
         while gpu_jobs or cpu_jobs or workers:
@@ -71,11 +72,6 @@ class Job:
     def on_gpu(self) -> bool:
         """Return whether the runs train on a GPU."""
         return self.runs[0].settings.device.startswith("cuda")
-
-
-def available_cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def visible_gpus() -> list[str]:
