@@ -124,7 +124,7 @@ class _Worker:
     def receive(self) -> Iterator[RunStarted | Outcome]:
         """Yield the next report of the process. If it has died, yield the runs that it had started as lost."""
         try:
-            report: str | Outcome = self.connection.recv()
+            report: RunStarted | Outcome = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
             self.alive = False
@@ -133,12 +133,11 @@ class _Worker:
                 del self.runs[settings_id]
                 yield Outcome(settings_id, error=error)
             return
-        if isinstance(report, str):
-            self._started.add(report)
-            yield RunStarted(self.runs[report].settings)
+        if isinstance(report, RunStarted):
+            self._started.add(report.settings.id)
         else:
             del self.runs[report.id]
-            yield report
+        yield report
 
     def dismiss(self) -> None:
         """End the process."""
@@ -151,7 +150,7 @@ class _Worker:
 
 
 def _work(connection: Connection, out: str, execution: Execution, gpu: str | None) -> None:
-    """Execute jobs from the connection; send the id of each run that starts and the outcome of each that ends."""
+    """Execute jobs from the connection; report each run that starts, and the outcome of each that ends."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     import torch
@@ -173,7 +172,7 @@ def _work(connection: Connection, out: str, execution: Execution, gpu: str | Non
     threading.Thread(target=watch_parent, daemon=True).start()
     streams: dict[Any, Any] = {}  # those of the last job, since the next job often needs the same
     options = {
-        "streams": streams, "on_start": lambda settings: connection.send(settings.id),
+        "streams": streams, "on_start": lambda settings: connection.send(RunStarted(settings)),
         "schedule": execution.schedule, "stop": stop,
     }  # fmt: skip
     try:
