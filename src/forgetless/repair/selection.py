@@ -7,8 +7,8 @@ from typing import final
 
 from torch import nn
 
-from forgetless.repair.freezing import check_names, movable
-from forgetless.repair.groups import Groups, float_tensors, groups, is_norm, parameter_counts, statistics
+from forgetless.repair.freezing import check_names, is_frozen, movable
+from forgetless.repair.groups import Groups, float_tensors, groups, parameter_counts, statistics
 from forgetless.repair.profile import Group, Profile
 from forgetless.repair.sensitivity import group_changes, select, sensitivity
 from forgetless.repair.settings import Finetune
@@ -37,10 +37,7 @@ class Selection:
         self._unknown = {"buffers"} if grouping is None else set()
         parameters = dict(network.named_parameters())
         frozen = {name for name, parameter in parameters.items() if not (parameter.requires_grad and parameter.numel())}
-        for path, module in network.named_modules():
-            flags = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
-            if is_norm(module) and flags and not any(flags):
-                frozen |= statistics(path, module)
+        frozen.update(*(names for layer, names in statistics(network).items() if is_frozen(layer)))
         live = {group: [name for name in names if name not in frozen] for group, names in self.grouping.items()}
         self._live = {group: names for group, names in live.items() if names}
         self._sizes = {name: tensor.numel() for name, tensor in float_tensors(network).items()}
