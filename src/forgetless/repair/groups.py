@@ -32,6 +32,7 @@ from forgetless.compute.modules import joined, unwrap
 from forgetless.networks import MLP, VGG11, ResNet
 
 Groups = dict[str, tuple[str, ...]]
+Chain = tuple[nn.Module, ...]  # nested modules, from the network inward
 
 _SHARDED = ", so each process has only a part of the weights; use DistributedDataParallel, which leaves them whole"
 _PAPER = re.compile(r"(conv1|bn1|block\d|fc\d*)\.")  # the modules of the paper's networks
@@ -167,12 +168,8 @@ def _head(network: nn.Module) -> nn.Module | None:
     if usual:
         name, layer = usual[-1]
         later = list(children.values())[list(children).index(name) + 1 :] if name in AMBIGUOUS else []
-        for child in later:
-            if (
-                isinstance(layer, nn.Linear)
-                and isinstance(child, nn.Linear)
-                and child.in_features == layer.out_features
-            ):
+        for child in [child for child in later if isinstance(child, nn.Linear)]:
+            if isinstance(layer, nn.Linear) and child.in_features == layer.out_features:
                 layer = child  # which the ambiguous one feeds
         return layer
     if not linear or layers[-1] != linear[-1]:
@@ -184,9 +181,7 @@ def _head(network: nn.Module) -> nn.Module | None:
     return None if feeds_a_matrix or _in_repeated(linear[-1][1], copies) else layer
 
 
-def _layers(
-    chain: tuple[nn.Module, ...], path: str, copies: Collection[nn.Module]
-) -> Iterator[tuple[str, tuple[nn.Module, ...]]]:
+def _layers(chain: Chain, path: str, copies: Collection[nn.Module]) -> Iterator[tuple[str, Chain]]:
     """Yield each layer below the last module of ``chain``: its path, and the modules around it with itself."""
     composite = _is_composite(chain[-1])
     if _has_parameters(chain[-1], recurse=not composite):
@@ -196,7 +191,7 @@ def _layers(
             yield from _layers((*chain, child), joined(path, name), copies)
 
 
-def _in_repeated(chain: Sequence[nn.Module], copies: Collection[nn.Module]) -> bool:
+def _in_repeated(chain: Chain, copies: Collection[nn.Module]) -> bool:
     """Return whether the last of these nested modules is part of one of several sibling layers of one type."""
     return any(
         _is_composite(part) and sum(type(s) is type(part) for s in parent.children() if s not in copies) > 1

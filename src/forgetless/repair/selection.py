@@ -13,7 +13,10 @@ from forgetless.repair.profile import Group, Profile
 from forgetless.repair.sensitivity import group_changes, select, sensitivity
 from forgetless.repair.settings import Finetune
 
-STILL = "no parameter moved"
+NO_CHOICE = (
+    "Call boundary() where the data shifts, use a smaller window (a task must have four), lower the threshold, or name "
+    "the groups; to repair the network as it is, use forgetless.finetune(model, fpf.buffer, names of tensors)"
+)
 
 
 @final
@@ -97,15 +100,16 @@ class Selection:
         return Profile(tuple(lines), comparisons)
 
     def why_not(self, by_tensor: Mapping[str, float]) -> str:
-        chosen = self.choice(by_tensor)
-        if chosen and not self.movable(chosen):
+        """Return why nothing can be finetuned, and what to do."""
+        if chosen := self.choice(by_tensor):
             verb = "are" if len(chosen) > 1 else "is"
             return f"{', '.join(chosen)}, which {verb} chosen, {verb} frozen"
-        scores = self.scores(by_tensor)
-        if not scores:
-            return STILL if by_tensor else "no shift of the data was seen, so no sensitivity is known"
-        highest = max(scores, key=lambda group: scores[group])
-        return f"no S_g is above the threshold {self.threshold}; the highest is {highest}, {scores[highest]:.2f}"
+        if scores := self.scores(by_tensor):
+            group, score = max(scores.items(), key=lambda item: item[1])
+            return f"no S_g is above the threshold {self.threshold}; the highest is {group}, {score:.2f}. {NO_CHOICE}"
+        if by_tensor:
+            return "no parameter moved. Is this FPF around the network that the optimizer trains?"
+        return f"no shift of the data was seen, so no sensitivity is known. {NO_CHOICE}"
 
     def _listed(self, names: str | Collection[str]) -> tuple[str, ...]:
         chosen = select(dict.fromkeys(self.grouping, 0.0), groups=names)
