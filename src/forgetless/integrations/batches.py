@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,21 +10,14 @@ from torch import Tensor
 from forgetless.repair.objective import pack, unpack
 
 Inputs = Tensor | Mapping[str, Tensor]
-
-
-class Observation(NamedTuple):
-    """A batch as ``FPF.observe`` takes it."""
-
-    x: Inputs
-    y: Tensor
-    logits: Tensor | None
+Observation = tuple[Inputs, Tensor, Tensor | None]  # a batch as ``FPF.observe`` takes it: x, y, logits
 
 
 def joined(batches: Sequence[Observation]) -> Observation:
     """Return several batches as one."""
     if len(batches) == 1:
         return batches[0]
-    columns = [pack(*batch, distill=float(batch.logits is not None)) for batch in batches]
+    columns = [pack(x, y, logits, distill=float(logits is not None)) for x, y, logits in batches]
     for name in columns[0]:
         shapes = sorted({tuple(part[name].shape[1:]) for part in columns})
         if len(shapes) > 1:
@@ -34,4 +26,4 @@ def joined(batches: Sequence[Observation]) -> Observation:
                 'needs one shape: pad to one length (padding="max_length")'
             )
     rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
-    return Observation(unpack(rows), rows["y"], rows.get("logits"))
+    return unpack(rows), rows["y"], rows.get("logits")

@@ -131,7 +131,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 )
         inputs = {name: value for name, value in tensors.items() if name in self._columns}
         logits = output.get("logits") if isinstance(output, Mapping) else None
-        self._batches.append(Observation(inputs, labels.detach(), None if logits is None else logits.detach()))
+        self._batches.append((inputs, labels.detach(), None if logits is None else logits.detach()))
 
     def _load(self, args: TrainingArguments, state: TrainerState) -> None:
         """Load the state from the checkpoint that training resumes from."""

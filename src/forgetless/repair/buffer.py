@@ -127,7 +127,7 @@ class Buffer:
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
         self._keys = torch.empty(0)
         self._counter: Tensor | None = None  # ``seen`` on the device, for writes that are replayed
-        self._generator = generator
+        self.generator = generator  # None until the first batch
 
     def __len__(self) -> int:
         return min(self.seen, self.capacity)
@@ -142,13 +142,6 @@ class Buffer:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns; empty before the first batch."""
         return tuple(self._rows)
-
-    @property
-    def generator(self) -> torch.Generator:
-        """The buffer's random numbers, which start with the first batch."""
-        if self._generator is None:
-            raise ValueError("the buffer is empty: add examples first, its random numbers start with them")
-        return self._generator
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
         """Raise an error if ``batch`` does not fit what is stored; change nothing."""
@@ -185,7 +178,7 @@ class Buffer:
         """Do the part of ``add`` that runs on the device and can be captured; ``check`` and ``advance`` cannot."""
         self._open(batch)
         size = len(next(iter(batch.values())))
-        numbers = torch.randint(_DRAW, (size,), generator=self._generator, device=self.device)
+        numbers = torch.randint(_DRAW, (size,), generator=self.generator, device=self.device)
         if self.policy == "balanced":
             unused = torch.arange(self.capacity, device=self.device) >= len(self)
             labels = batch["y"].to(numbers.device)
@@ -223,14 +216,14 @@ class Buffer:
         for name, column in batch.items():
             self._rows[name][:size] = column.detach().to(self._rows[name].device)
         if self.policy == "balanced":
-            self._keys[:size] = torch.randint(_DRAW, (size,), generator=self._generator, device=self.device)
+            self._keys[:size] = torch.randint(_DRAW, (size,), generator=self.generator, device=self.device)
         self._set_seen(size)
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return ``size`` examples drawn without replacement, or all if there are fewer."""
         if not len(self):
             raise ValueError("the buffer is empty: there is nothing to draw")
-        order = torch.randperm(len(self), generator=generator or self._generator, device=self.device)[:size]
+        order = torch.randperm(len(self), generator=generator or self.generator, device=self.device)[:size]
         return {name: row.index_select(0, order) for name, row in self._rows.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -241,7 +234,7 @@ class Buffer:
             "seen": self.seen,
             "columns": {name: self[name].clone() for name in self._rows},
             "keys": self._keys[: len(self)].clone(),
-            "generator": None if self._generator is None else self._generator.get_state(),
+            "generator": None if self.generator is None else self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,10 +247,10 @@ class Buffer:
             self.replace(state["columns"])
             self._keys[: len(state["keys"])] = state["keys"].to(self._keys.device)
         self._set_seen(state["seen"])
-        if self._generator is not None and state["generator"] is not None:
-            self._generator.set_state(state["generator"].cpu())
-        elif self._generator is not None:
-            self._generator.manual_seed(self.seed)
+        if self.generator is not None and state["generator"] is not None:
+            self.generator.set_state(state["generator"].cpu())
+        elif self.generator is not None:
+            self.generator.manual_seed(self.seed)
 
     def _open(self, batch: Mapping[str, Tensor]) -> None:
         """On the first batch, fix the device and allocate the columns."""
@@ -272,7 +265,7 @@ class Buffer:
             self._keys = torch.zeros(keys, dtype=torch.int64, device=self.device)
             if self.device.type != "cpu":
                 self._counter = torch.full((), self.seen, device=self.device)
-        self._generator = self._generator or torch.Generator(self.device).manual_seed(self.seed)
+        self.generator = self.generator or torch.Generator(self.device).manual_seed(self.seed)
 
     def _set_seen(self, seen: int) -> None:
         self.seen = seen

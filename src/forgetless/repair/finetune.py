@@ -100,6 +100,8 @@ def finetune(
     settings = Finetune(steps=steps, lr=lr, distill=distill, batch=batch)
     objective = Objective(augment, loss, forward, autocast)
     generator = generator or buffer.generator
+    if generator is None:
+        raise ValueError("the buffer is empty: add examples first")
     with untouched_randomness(generator):
         run = Finetuning(model, buffer, names, settings, objective, generator, processes=processes)
         run.advance(settings.steps)
@@ -211,23 +213,22 @@ class Finetuning:
             value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
-            if pairs:  # with a schedule, the gradients have the rate already
+            if pairs:  # with a schedule, the gradients have the rate already, which saves a pass over them
                 rate = self._rates[step] if self._schedule is None else 1
                 torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-rate)
             if self._schedule is None:
                 self._losses[step] = value.detach()
             else:
-                self._schedule.record(value.detach())
+                self._losses.index_copy_(0, self._schedule.step, value.detach().float().reshape(1))
+                self._schedule.step.add_(1)
+                self._schedule.checked = True
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned.
-
-        With a schedule these are gradients of the loss times the learning rate, which saves a pass over all of them.
-        """
+        """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned."""
         objective, distill, y = self._objective, self._settings.distill, rows["y"]
-        engine = self._engine if objective.is_cross_entropy(distill) else None
+        engine = self._engine if objective.loss is None and not distill else None
         with nullcontext() if objective.autocast is None else torch.autocast(self._device.type, objective.autocast):
             inputs = unpack(rows) if objective.augment is None else objective.augment(unpack(rows))
             if step and engine is not None and backpropagates(self._network, engine):
@@ -256,7 +257,7 @@ class Finetuning:
                 "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under "
                 "torch.no_grad(), or the network does not use them"
             )
-        rate = None if self._schedule is None else self._schedule.rate()
+        rate = None if self._schedule is None else self._schedule.rates.index_select(0, self._schedule.step)[0]
         return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
 
     def _average_statistics(self) -> None:
@@ -270,21 +271,13 @@ class Finetuning:
 
 @final
 class Schedule:
-    """The learning rate of each step and the losses, on the device, for steps that are replayed."""
+    """The learning rate of each step, the step and the losses, on the device, for steps that are replayed."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.rates = torch.zeros(steps, device=device)
         self.losses = torch.zeros(steps, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
-
-    def rate(self) -> Tensor:
-        return self.rates.index_select(0, self.step)[0]
-
-    def record(self, loss: Tensor) -> None:
-        self.losses.index_copy_(0, self.step, loss.float().reshape(1))
-        self.step.add_(1)
-        self.checked = True
 
 
 def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
@@ -304,19 +297,15 @@ def _check_buffer(buffer: Buffer, distill: float) -> None:
 
 def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Buffer) -> None:
     """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if the buffer shows one."""
-    for step, loss in enumerate(losses, start=1):
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; the network is as it was "
-                f"before it. {_advice(buffer)}"
-            )
-    device = next(iter(tensors.values())).device  # a network may be on several
-    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
-    if not all(finite):
-        raise NonFiniteError(
-            f"{list(tensors)[finite.index(False)]} became infinite or NaN at the last of {len(losses)} steps of the "
-            "finetuning; the network is as it was before it. Try a smaller lr of the finetuning (in a run: ft_lr)"
-        )
+    steps = len(losses)
+    bad = [f"the loss became {x} at step {i} of {steps}" for i, x in enumerate(losses, start=1) if not math.isfinite(x)]
+    if not bad:
+        device = next(iter(tensors.values())).device  # a network may be on several
+        finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
+        names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+        bad = [f"{name} became infinite or NaN at the last of {steps} steps" for name in names]
+    if bad:
+        raise NonFiniteError(f"{bad[0]} of the finetuning; the network is as it was before it. {_advice(buffer)}")
 
 
 def _advice(buffer: Buffer) -> str:

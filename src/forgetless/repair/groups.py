@@ -72,10 +72,9 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
 
 
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and every float buffer by name, tied ones once.
+    """Return every parameter and every dense float buffer by name, tied ones once.
 
-    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input. Sparse buffers,
-    such as the edges of a graph, are left out too.
+    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input.
     """
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
@@ -92,12 +91,6 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
         if name not in caches and buffer.layout == torch.strided and buffer.is_floating_point():
             tensors[name] = buffer
     return tensors
-
-
-def parameter_counts(model: nn.Module, groups: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the number of parameters in each group; buffers, such as batch-norm statistics, do not count."""
-    sizes = {name: parameter.numel() for name, parameter in unwrap(model).named_parameters()}
-    return {group: sum(sizes.get(name, 0) for name in names) for group, names in groups.items()}
 
 
 def is_norm(module: nn.Module) -> bool:

@@ -92,8 +92,7 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _written(network: nn.Module) -> dict[str, Tensor]:
     """Return what a forward pass may write to: buffers, and the weights of embeddings with a ``max_norm``."""
-    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    bounded = {id(module.weight) for module in embeddings if module.max_norm is not None}
+    bounded = {id(module.weight) for module in network.modules() if getattr(module, "max_norm", None) is not None}
     weights = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in bounded}
     return {**dict(network.named_buffers()), **weights}
 

@@ -8,7 +8,7 @@ from typing import final
 from torch import nn
 
 from forgetless.repair.freezing import check_names, is_frozen, movable
-from forgetless.repair.groups import Groups, float_tensors, groups, parameter_counts, statistics
+from forgetless.repair.groups import Groups, float_tensors, groups, statistics
 from forgetless.repair.profile import Group, Profile
 from forgetless.repair.sensitivity import group_changes, select, sensitivity
 from forgetless.repair.settings import Finetune
@@ -94,8 +94,9 @@ class Selection:
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         """Return the forgetting profile for these changes between tasks."""
         scores, chosen = self.scores(by_tensor), self.choice(by_tensor)
-        sizes = parameter_counts(self._network, {group: self._live.get(group, ()) for group in self.grouping})
-        total = sum(parameter.numel() for parameter in self._network.parameters())
+        counts = {name: parameter.numel() for name, parameter in self._network.named_parameters()}
+        sizes = {group: sum(counts.get(name, 0) for name in self._live.get(group, ())) for group in self.grouping}
+        total = sum(counts.values())
         lines = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
         return Profile(tuple(lines), comparisons)
 

@@ -77,8 +77,7 @@ class Tracker:
     def leave_out(self, moved: Mapping[str, Tensor]) -> None:
         """Exclude from the next row how far a finetuning moved these tensors."""
         if self._last is not None:
-            shifted = {name: self._last[name] + by for name, by in moved.items() if name in self._last}
-            self._last = self._last | shifted
+            self._last = self._last | {n: self._last[n] + by for n, by in moved.items() if n in self._last}
 
     def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
         """End an epoch and return the row of changes since the last mark; None if nothing came before it.
