@@ -244,9 +244,10 @@ class Finetuning:
                     f"buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
                 ) from error
             if not isinstance(logits, Tensor):
-                source = "the network" if objective.forward is call else "forward"
-                kind = type(logits).__name__
-                raise TypeError(f"{source} returned a {kind}, not a tensor of logits: use forward=(model, x) -> logits")
+                raise TypeError(
+                    f"{'the network' if objective.forward is call else 'forward'} returned a {type(logits).__name__}, "
+                    "not a tensor of logits: use forward=(model, x) -> logits"
+                )
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 objective.check(self._buffer, logits, len(y), distill)
             value = objective.value(logits, rows, distill)

@@ -113,7 +113,7 @@ def statistics(network: nn.Module) -> dict[nn.Module, set[str]]:
 
 def _of_norms(network: nn.Module, prefix: str) -> dict[str, str]:
     """Return the group of each tensor of a normalisation layer."""
-    owner = {}
+    owner: dict[str, str] = {}
     for path, module in network.named_modules():
         if is_norm(module):
             owner |= {joined(path, name): f"{prefix}.affine" for name, _ in module.named_parameters(recurse=False)}

@@ -49,7 +49,8 @@ def unpack(rows: Mapping[str, Tensor]) -> Any:
 def call(model: nn.Module, x: Any) -> Tensor:
     """Return the logits of ``model`` for ``x``; a mapping becomes keyword arguments (Hugging Face's batches)."""
     output = model(**x) if isinstance(x, Mapping) else model(x)
-    return output.get("logits", output) if isinstance(output, Mapping) else output
+    logits: Tensor = output.get("logits", output) if isinstance(output, Mapping) else output
+    return logits
 
 
 def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
