@@ -191,7 +191,7 @@ def _columns(measured: Sequence[Measured]) -> dict[str, dict[str, Measured]]:
     accuracies = [entry for entry in measured if entry.line.metric.startswith("accuracy")]
     for stream, members in grouped(accuracies, lambda entry: entry.line.stream).items():
         buffers = [entry.line.target.buffer if entry.line.target else None for entry in members]
-        for column in sorted({buffer for buffer in buffers if buffer}) or [None]:
+        for column in sorted({buffer for buffer in buffers if buffer}) or [0]:  # 0: no line names a buffer
             name = f"{stream}, buffer {column}" if column else stream
             columns[name] = {
                 entry.line.label: entry
