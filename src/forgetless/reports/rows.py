@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -24,6 +25,11 @@ class Row:
 
     label: str
     records: tuple[Record, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the first record; only the seed is another in the others."""
+        return self.records[0].settings
 
     @property
     def accuracies(self) -> MeanStd:
@@ -75,7 +81,7 @@ class Row:
     @property
     def moved_by_finetuning(self) -> bool:
         """Whether finetuning during training (k-FPF) is part of the changes behind ``sensitivity``."""
-        return bool(self.records[0].settings["repair"] == "k-fpf")
+        return bool(self.settings["repair"] == "k-fpf")
 
 
 def table_rows(records: Sequence[Record]) -> list[Row]:
@@ -116,6 +122,12 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
+def family(label: str) -> str:
+    """Return how the row of a label is repaired: ``alone``, ``fpf`` or ``k-fpf``. Each has one colour everywhere."""
+    match = re.match(r"(k-)?fpf(?![\w.:])", label.lower())
+    return match[0] if match else "alone"
+
+
 def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each stream, in order of first appearance."""
     return grouped(records, lambda record: str(record.settings["stream"]))
@@ -143,8 +155,8 @@ def profile_row(rows: Sequence[Row]) -> Row | None:
 
 def competing(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that learn task by task (not ``joint``), without those on validation if others exist."""
-    sequential = [row for row in rows if row.records[0].settings["method"] != "joint"]
-    return [row for row in sequential if not row.records[0].settings["validation"]] or sequential
+    sequential = [row for row in rows if row.settings["method"] != "joint"]
+    return [row for row in sequential if not row.settings["validation"]] or sequential
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
