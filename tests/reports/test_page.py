@@ -45,8 +45,8 @@ def test_text_from_records_is_escaped(records):
 def test_every_stream_has_a_section(records):
     other = [dataclasses.replace(r, settings={**r.settings, "stream": "my:stream"}) for r in records[:2]]
     text = page.html([*records, *other], "Two")
-    assert "<h1>seq-digits</h1>" in text
-    assert "<h1>my:stream</h1>" in text
+    assert '<a href="#s0">seq-digits</a> · <a href="#s1">my:stream</a>' in text
+    assert '<h1 id="s1">my:stream</h1>' in text
     assert text.count("<table>") == 2
 
 

@@ -35,9 +35,12 @@ def html(records: Sequence[Record], title: str, links: Mapping[str, str] | None 
     """Return the page, with a section per stream; ``links`` has the addresses of records by id."""
     streams = by_stream(records)
     body = [f"<h1>{escape(title)}</h1>"]
+    if len(streams) > 1:
+        jumps = (f'<a href="#s{number}">{escape(stream)}</a>' for number, stream in enumerate(streams))
+        body.append(f"<nav>{' · '.join(jumps)}</nav>")
     for number, (stream, members) in enumerate(streams.items()):
         if len(streams) > 1:
-            body.append(f"<h1>{escape(stream)}</h1>")
+            body.append(f'<h1 id="s{number}">{escape(stream)}</h1>')
         body.append(_section(stream, members, links or {}, f"s{number}"))
     origins = dict.fromkeys(f"{', '.join(map(' '.join, r.versions.items()))}; {r.device}" for r in records)
     return _template("page.html").substitute(
@@ -58,8 +61,9 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     looks = svg.row_styles(rows)
     unrepaired = any(r.settings["repair"] != "none" and not r.settings.get("anytime") for r in records)
     named = min(len(rows), svg.NAMED)
+    below = [f"{label} {accuracy:.1f} %" for label, accuracy in svg.far_below(rows).items()]
     return _template("section.html").substitute(
-        verdict="".join(f"<p>{with_links(paragraph)}</p>" for paragraph in verdict(rows)),
+        verdict="".join(f"<p>{with_links(text)}</p>".replace(" %", "&nbsp;%") for text in verdict(rows)),
         cards="".join(
             f'<div class="card">{escape(title)}<b>{escape(value)}</b><span>{with_links(note)}</span></div>'
             for title, value, note in cards(rows)
@@ -72,6 +76,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         lines=_lines(rows, looks, anchor),
         unrepaired=REPAIRED_LATER if unrepaired else "",
         limited="" if named == len(rows) else f" The {named} best of {len(rows)} rows have labels.",
+        below=f" Far below the axis: {escape(', '.join(below))}." if below else "",
         anytime=svg.anytime(rows, looks),
         cost=svg.cost(rows, looks),
         profile=_profile(rows, records),

@@ -8,7 +8,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from functools import cached_property
+from statistics import fmean, mean
 from typing import Any, TypeVar
 
 from forgetless.experiments.record import Record, key_without_seed, mismatch, without_seed
@@ -31,7 +32,7 @@ class Row:
         """The settings of the first record; only the seed is another in the others."""
         return self.records[0].settings
 
-    @property
+    @cached_property
     def accuracies(self) -> MeanStd:
         """The mean accuracy and its standard deviation, which is 0 for one seed."""
         return mean_std(record.accuracy for record in self.records)
@@ -49,7 +50,7 @@ class Row:
         values = [record.forgetting for record in self.records if record.forgetting is not None]
         return mean(values) if values else None
 
-    @property
+    @cached_property
     def tflops(self) -> float:
         return mean(sum(record.flops.values()) for record in self.records) / 1e12
 
@@ -63,13 +64,13 @@ class Row:
 
     @property
     def anytime(self) -> list[float]:
-        return [mean(values) for values in zip(*(record.anytime for record in self.records), strict=True)]
+        return [fmean(values) for values in zip(*(record.anytime for record in self.records), strict=True)]
 
     @property
     def matrix(self) -> list[list[float]]:
         """The accuracy [after task][on task]."""
         matrices = [record.accuracy_matrix for record in self.records]
-        return [[mean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
+        return [[fmean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
 
     @property
     def sensitivity(self) -> dict[str, float]:

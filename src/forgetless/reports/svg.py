@@ -15,7 +15,7 @@ from forgetless.experiments.record import Record
 from forgetless.reports.charts import THRESHOLDS, Point, group_changes, group_family, learning_curves, numbered
 from forgetless.reports.rows import Row, family, pareto_front, si_prefix
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 520, 330, 48, 14, 46  # of a chart, and its margins; page.html clips lines to them
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 460, 310, 48, 14, 46  # of a chart, and its margins; page.html clips lines to them
 LETTER, LINE = 7.2, 15  # width and height of the letters of a label
 NAMED = 10  # rows with a label in a chart
 MARKERS = ("M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z", "M-4,-4h8v8h-8z", "M0,-5l5,5l-5,5l-5,-5z", "M0,-5l5,9h-10z")
@@ -46,6 +46,12 @@ def row_styles(rows: Sequence[Row]) -> dict[str, Style]:
     return styles({row.label: family(row.label) for row in sorted(rows, key=lambda row: -row.accuracy)})
 
 
+def far_below(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the accuracies below half of the best, which would squeeze the others into the top of a chart."""
+    ranked = sorted(rows, key=lambda row: -row.accuracy)
+    return {row.label: row.accuracy for row in ranked if row.accuracy < ranked[0].accuracy / 2}
+
+
 def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     """Return a linear map from data (low to high) to pixels (start to end)."""
     return lambda value: start + (value - low) / (high - low) * (end - start)
@@ -64,8 +70,8 @@ def anytime(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     series = learning_curves(rows)
     if not series:
         return ""
-    far = _far_below({label: values[-1] for label, values in series.items()})
-    shown = {label: values for label, values in series.items() if label not in far}
+    far = far_below(rows)
+    shown = {label: values for label, values in series.items() if label not in far} or series
     y, levels = _percent_axis([value for values in shown.values() for value in values])
     tasks, right = max(map(len, series.values())), _room(label for label in shown if looks[label].named)
     x = scale(0, tasks - 1, LEFT + 8, WIDTH - right - 8)
@@ -77,12 +83,12 @@ def anytime(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     }
     ticks = [(x(t), str(t + 1)) for t in range(0, tasks, math.ceil(tasks / 20))]
     drawn = _curves(curves, looks, right, titles)
-    return _chart("accuracy after each task", _axis("task", far), levels, ticks, drawn, right)
+    return _chart("accuracy after each task", "task", levels, ticks, drawn, right)
 
 
 def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     """Draw accuracy over FLOPs, and a line through the rows that no other row beats in both."""
-    far = _far_below({row.label: row.accuracy for row in rows})
+    far = far_below(rows)
     shown = sorted((row for row in rows if row.label not in far), key=lambda row: looks[row.label].named)
     ends = {row.label: [min(100.0, row.accuracy + row.std), max(0.0, row.accuracy - row.std)] for row in shown}
     y, levels = _percent_axis([end for pair in ends.values() for end in pair])
@@ -103,7 +109,7 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     marks = [10.0**power * step for power in range(math.floor(low), math.ceil(high) + 1) for step in (1, 2, 5)]
     ticks = [(x(math.log10(mark)), si_prefix(mark)) for mark in marks if low <= math.log10(mark) <= high]
     ticks = ticks[:: len(ticks) // 8 + 1] or [(x((low + high) / 2), si_prefix(10 ** ((low + high) / 2)))]
-    return _chart("accuracy and FLOPs", _axis("FLOPs of the whole run", far), levels, ticks, drawn, 12)
+    return _chart("accuracy and FLOPs", "FLOPs of the whole run", levels, ticks, drawn, 12)
 
 
 def profile(sensitivity: Mapping[str, float]) -> str:
@@ -195,18 +201,6 @@ def place_labels(points: Mapping[str, Point], marks: Iterable[Point]) -> dict[st
         taken.append(next(free, (x + 9, y - LINE / 2, x + 9 + width, y + LINE / 2)))
         placed[label] = (taken[-1][0], taken[-1][1] + LINE / 2)
     return placed
-
-
-def _far_below(accuracies: Mapping[str, float]) -> dict[str, float]:
-    """Return the rows below half of the best, which would squeeze the others into the top of a chart."""
-    return {label: value for label, value in accuracies.items() if value < max(accuracies.values()) / 2}
-
-
-def _axis(title: str, far: Mapping[str, float]) -> str:
-    """Return the title of an axis with the rows that are far below the chart."""
-    names = [f"{label.split(',')[0]} {value:.1f} %" for label, value in sorted(far.items(), key=lambda item: -item[1])]
-    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
-    return f"{title} (far below: {', '.join(names[:2])}{more})" if far else title
 
 
 def _percent_axis(values: Sequence[float]) -> tuple[Callable[[float], float], Ticks]:

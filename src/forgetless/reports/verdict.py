@@ -64,8 +64,8 @@ def comparisons(rows: Sequence[Row]) -> list[Comparison]:
     setups: list[tuple[dict[str, Any], list[Row]]] = []
     ranked = sorted(rows, key=lambda row: row.accuracy)
     for members in grouped(ranked, lambda row: str([row.settings.get(name) for name in SHARED])).values():
-        without = [r for r in members if family(r.label) == "alone" and r.settings["method"] in ("sgd", "joint")]
-        by_buffer = grouped((row for row in members if row not in without), lambda row: str(row.settings["buffer"]))
+        halves = grouped(members, lambda row: row.label.split(",")[0] in ("sgd", "joint"))
+        without, by_buffer = halves.get(True, []), grouped(halves.get(False, []), lambda r: str(r.settings["buffer"]))
         for buffer, others in (by_buffer or {"none": []}).items():
             setup = {name: members[0].settings.get(name) for name in SHARED} | {"buffer": buffer}
             setups.append((setup, sorted([*without, *others], key=lambda row: row.accuracy)))
