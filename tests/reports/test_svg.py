@@ -66,3 +66,12 @@ def test_colours_mean_the_repair(records):
 def test_long_labels_lose_the_names_of_settings():
     assert svg._cut("k-fpf-kd, buffer 500, every 200") == "k-fpf-kd, 500, 200"
     assert svg._cut("er, buffer 200") == "er, buffer 200"
+
+
+def test_the_best_row_of_each_method_is_named_first(records):
+    def row(label, accuracy):
+        return Row(label, (dataclasses.replace(records[0], accuracy=accuracy),))
+
+    rows = [row(f"er, lr {i}", 60.0 + i) for i in range(12)] + [row("sgd", 20.0)]
+    named = [label for label, look in svg.row_styles(rows).items() if look.named]
+    assert named == ["er, lr 11", "sgd", *(f"er, lr {i}" for i in range(10, 2, -1))]

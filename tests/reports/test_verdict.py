@@ -37,14 +37,14 @@ def test_the_verdict_compares_repair_with_sgd_and_replay(row):
         row("joint", [94.0, 96.0], 1000),
     ]
     assert verdict(rows) == [
-        "Plain SGD ends at 19.0 %. Repairing 6 % of its parameters afterwards (FPF) brings it to 83.0 %, at 1.1 times "
-        "the compute. Replay at every step ends at 80.0 % (ER, at 2.0 times the compute). Training on all tasks at "
-        "once (joint) ends at 95.0 %, 12.0 points above fpf+sgd."
+        "Plain SGD ends at 19.0 %. Repairing 6.0 % of its parameters afterwards (FPF) brings it to 83.0 %, at 1.1 "
+        "times the compute. Replay at every step ends at 80.0 % (ER, at 2.0 times the compute). Training on all tasks "
+        "at once (joint) ends at 95.0 %, 12.0 points above fpf+sgd."
     ]
     assert cards(rows) == [
         ("Best accuracy with repair", "83.0 ± 1.4 %", "fpf+sgd"),
         ("Gain by repair", "+64.0 points", "fpf+sgd compared with plain SGD alone"),
-        ("Parameters repaired", "6 %", "fpf+sgd"),
+        ("Parameters repaired", "6.0 %", "fpf+sgd"),
         ("Compute compared with replay", "0.55 ×", "fpf+sgd compared with ER"),
     ]
 

@@ -62,6 +62,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     unrepaired = any(r.settings["repair"] != "none" and not r.settings.get("anytime") for r in records)
     named = min(len(rows), svg.NAMED)
     below = [f"{label} {accuracy:.1f} %" for label, accuracy in svg.far_below(rows).items()]
+    below[5:] = [f"and {len(below) - 5} more"] if len(below) > 5 else []
     return _template("section.html").substitute(
         verdict="".join(f"<p>{with_links(text)}</p>".replace(" %", "&nbsp;%") for text in verdict(rows)),
         cards="".join(
@@ -75,7 +76,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         ),
         lines=_lines(rows, looks, anchor),
         unrepaired=REPAIRED_LATER if unrepaired else "",
-        limited="" if named == len(rows) else f" The {named} best of {len(rows)} rows have labels.",
+        limited="" if named == len(rows) else f" {named} of {len(rows)} rows have labels.",
         below=f" Far below the axis: {escape(', '.join(below))}." if below else "",
         anytime=svg.anytime(rows, looks),
         cost=svg.cost(rows, looks),

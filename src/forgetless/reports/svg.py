@@ -42,8 +42,10 @@ def styles(families: Mapping[str, str]) -> dict[str, Style]:
 
 
 def row_styles(rows: Sequence[Row]) -> dict[str, Style]:
-    """Return the style of each row by label; the ten best rows are named."""
-    return styles({row.label: family(row.label) for row in sorted(rows, key=lambda row: -row.accuracy)})
+    """Return the style of each row by label; the best rows of each method are named first."""
+    ranked = [row.label for row in sorted(rows, key=lambda row: -row.accuracy)]
+    numbers = numbered({label: label.split(",")[0] for label in ranked})
+    return styles({label: family(label) for label in sorted(ranked, key=lambda label: numbers[label][1])})
 
 
 def far_below(rows: Sequence[Row]) -> dict[str, float]:
@@ -81,7 +83,7 @@ def anytime(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
         for label, values in shown.items()
         if looks[label].named
     }
-    ticks = [(x(t), str(t + 1)) for t in range(0, tasks, math.ceil(tasks / 20))]
+    ticks = [(x(t), str(t + 1)) for t in range(0, tasks, math.ceil(tasks / 10))]
     drawn = _curves(curves, looks, right, titles)
     return _chart("accuracy after each task", "task", levels, ticks, drawn, right)
 
@@ -154,7 +156,7 @@ def dynamics(record: Record) -> str:
     }
     drawn += _curves(curves, styles({group: group_family(record.sensitivity.get(group)) for group in curves}), right)
     powers = [(y(power), f"1e{power}") for power in range(low, max(high, low + 1) + 1)]
-    starts = list(changes.starts.items())[:: math.ceil(len(changes.starts) / 20)]
+    starts = list(changes.starts.items())[:: math.ceil(len(changes.starts) / 10)]
     ticks = [(x(index), str(task)) for index, task in starts]
     return _chart("change of each group over time", "task", powers, ticks, drawn, right)
 

@@ -122,6 +122,8 @@ def _paragraph(comparison: Comparison) -> str:
         against = f"{abs(change):.1f} points {'above' if change > 0 else 'below'}" if change else "within noise of"
         against = f", {against} {best.name}" if best else ""
         sentences.append(f"Training on all tasks at once (joint) ends at {joint.accuracy:.1f} %{against}.")
+    if len({row.label.split(",")[0] for row in rows}) < len(rows):
+        sentences.append("Of several settings of a method, the best row counts.")
     if any(len(row.records) == 1 for row in rows):
         sentences.append("Rows without ± are single runs, whose noise is unknown.")
     return (f"{setup[0].upper()}{setup[1:]}: " if setup else "") + " ".join(sentences)
@@ -172,7 +174,7 @@ def _name(method: str) -> str:
 
 def _share(result: Result) -> str:
     share = 100 * result.row.share
-    return f"{share:.2f} %" if share < 1 else f"{share:.3g} %"
+    return f"{share:.{2 if share < 1 else 1 if share < 10 else 0}f} %"
 
 
 def _cost(result: Result, base: Result | None) -> str:
