@@ -97,7 +97,7 @@ ALL = "Repairing 100 % of"
         ),
         (
             ["derpp", "er", "fpf+er"],
-            "Replay at every step ends at 50.0 % (DER++) and 50.0 % (ER, at 1.00 times the compute of DER++). "
+            "Replay at every step ends at 50.0 % (ER) and 50.0 % (DER++, at 1.00 times the compute of ER). "
             f"{ALL} the parameters after ER (FPF) ends at 50.0 %, within noise of ER (50.0 %), at 1.00 times the "
             "compute of ER.",
         ),
@@ -117,7 +117,7 @@ def test_single_runs_are_marked_as_such(row):
 
 def test_only_rows_of_the_same_setup_are_compared(row):
     rows = [row("sgd", [20.0, 20.0], 1000)]
-    rows += [row("er", [a, a], 2000, buffer=b) for a, b in ((60.0, 200), (70.0, 500))]
+    rows += [row(f"er, buffer {b}", [a, a], 2000, method="er", buffer=b) for a, b in ((60.0, 200), (70.0, 500))]
     rows += [row("fpf+er", [80.0, 80.0], 2000, share=0.1, buffer=500, epochs=50)]
     epochs = rows[0].settings["epochs"]
     assert [text.split(" (")[0] for text in verdict(rows)] == [
@@ -125,3 +125,12 @@ def test_only_rows_of_the_same_setup_are_compared(row):
         f"Epochs {epochs}, buffer 500: Plain SGD ends at 20.0 %. Replay at every step ends at 70.0 %",
         "Epochs 50, buffer 500: Repairing 10 % of the parameters after ER",
     ]
+
+
+def test_rows_on_validation_do_not_count_next_to_others(row):
+    tested, held_out = (
+        row("er", [60.0, 60.0], 1000),
+        row("er, on validation", [70.0, 70.0], 1000, method="er", validation=True),
+    )
+    assert "ends at 60.0 % (ER)." in verdict([tested, held_out])[0]
+    assert "ends at 70.0 % (ER)." in verdict([held_out])[0]

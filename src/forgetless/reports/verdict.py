@@ -1,22 +1,23 @@
 """What the rows of a stream show, in sentences and headline numbers. Imports no torch.
 
-Only rows with the same network, epochs, order of tasks, test images and buffer are compared. A difference counts if it
-exceeds two standard errors. The noise of single runs is unknown, and the sentences say so.
+Only rows with the same network, epochs, order of tasks and buffer are compared. Rows on validation are ignored if the
+stream has other rows. A difference counts if it exceeds two standard errors. The noise of single runs is unknown, and
+the sentences say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import hypot, sqrt
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from forgetless.reports.glossary import term
 from forgetless.reports.rows import Row, family, grouped, plus_minus, si_prefix
 from forgetless.training.metrics import mean_std
 
 REPLAY = ("er", "der", "derpp", "mir", "fdr", "agem")  # methods that replay at every step
-SHARED = ("network", "epochs", "order", "validation")  # what compared rows have in common, besides the buffer
+SETUP = ("network", "epochs", "order", "buffer")  # what compared rows have in common
 PARAGRAPHS = 4  # a large sweep has more setups than anyone reads about
 
 
@@ -39,38 +40,28 @@ class Comparison(NamedTuple):
     setup: str
     rows: list[Row]
     fpf: dict[str, Result]
-    k_fpf: dict[str, Result]
-    alone: dict[str, Result]  # from a row of its own, or from a repaired row as it was before its repair
-
-    @property
-    def replays(self) -> list[Result]:
-        """The two most accurate methods that replay at every step, the cheaper one first."""
-        known = [result for method, result in self.alone.items() if method in REPLAY]
-        return sorted(sorted(known, key=lambda result: -result.accuracy)[:2], key=lambda result: result.flops)
-
-    @property
-    def repaired(self) -> Result | None:
-        """The repaired row with the highest accuracy."""
-        return max([*self.fpf.values(), *self.k_fpf.values()], key=lambda result: result.accuracy, default=None)
-
-    @property
-    def base(self) -> Result | None:
-        """What FLOPs are compared with: plain SGD, or else the cheaper replay."""
-        return self.alone.get("sgd") or next(iter(self.replays), None)
+    before: dict[str, Result]  # what FPF repaired: the same runs before it, or else a row of the method alone
+    k_fpf: Result | None
+    repaired: Result | None  # the best of both
+    alone: dict[str, Result]  # a row of the method alone, or else the runs that FPF repaired, before it
+    replays: list[Result]  # the two most accurate methods that replay, the cheaper one first
+    base: Result | None  # what FLOPs are compared with: plain SGD, or else the cheaper replay
 
 
 def comparisons(rows: Sequence[Row]) -> list[Comparison]:
     """Return a comparison per setup; sgd and joint have no buffer and belong to the setups of every buffer."""
-    setups: list[tuple[dict[str, Any], list[Row]]] = []
-    ranked = sorted(rows, key=lambda row: row.accuracy)
-    for members in grouped(ranked, lambda row: str([row.settings.get(name) for name in SHARED])).values():
-        halves = grouped(members, lambda row: row.label.split(",")[0] in ("sgd", "joint"))
-        without, by_buffer = halves.get(True, []), grouped(halves.get(False, []), lambda r: str(r.settings["buffer"]))
-        for buffer, others in (by_buffer or {"none": []}).items():
-            setup = {name: members[0].settings.get(name) for name in SHARED} | {"buffer": buffer}
-            setups.append((setup, sorted([*without, *others], key=lambda row: row.accuracy)))
-    differing = [name for name in (*SHARED, "buffer") if len({str(setup[name]) for setup, _ in setups}) > 1]
-    return [_compare(", ".join(f"{name} {setup[name]}" for name in differing), members) for setup, members in setups]
+    tested = [row for row in rows if not row.settings["validation"]] or rows
+    ranked = sorted(tested, key=lambda row: row.accuracy)
+    setups: dict[tuple[str, ...], list[Row]] = {}
+    for shared, members in grouped(ranked, lambda row: tuple(str(row.settings.get(key)) for key in SETUP[:-1])).items():
+        buffered = {
+            r.label: str(r.settings["buffer"]) for r in members if r.label.split(",")[0] not in ("sgd", "joint")
+        }
+        for buffer in dict.fromkeys(buffered.values()) or ("none",):
+            key = (*shared, buffer)
+            setups[key] = [row for row in members if buffered.get(row.label, buffer) == buffer]
+    differing = [i for i, values in enumerate(zip(*setups, strict=True)) if len(set(values)) > 1]
+    return [_compare(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in setups.items()]
 
 
 def _compare(setup: str, rows: list[Row]) -> Comparison:
@@ -78,9 +69,14 @@ def _compare(setup: str, rows: list[Row]) -> Comparison:
         {row.settings["method"]: _result(row) for row in rows if family(row.label) == name}
         for name in ("fpf", "k-fpf", "alone")
     )
-    before = {method: result for method, repaired in fpf.items() if (result := _before(repaired.row))}
-    named = {method: result._replace(name=_name(method)) for method, result in own.items()}
-    return Comparison(setup, rows, fpf, k_fpf, before | named)
+    own = {method: result._replace(name=_name(method)) for method, result in own.items()}
+    unrepaired = {method: before for method, after in fpf.items() if (before := _before(after.row))}
+    alone = unrepaired | own
+    replays = sorted((alone[method] for method in REPLAY if method in alone), key=lambda replay: replay.accuracy)[-2:]
+    replays.sort(key=lambda replay: replay.flops)
+    base = alone.get("sgd") or next(iter(replays), None)
+    best = _best([*fpf.values(), *k_fpf.values()])
+    return Comparison(setup, rows, fpf, own | unrepaired, _best(k_fpf.values()), best, alone, replays, base)
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
@@ -91,32 +87,34 @@ def verdict(rows: Sequence[Row]) -> list[str]:
 
 
 def _paragraph(comparison: Comparison) -> str:
-    setup, rows, fpf, k_fpf, alone = comparison
-    sgd, joint, best, base = alone.get("sgd"), alone.get("joint"), comparison.repaired, comparison.base
-    sentences = [f"Plain SGD ends at {sgd.accuracy:.1f} %."] if sgd else []
+    setup, rows, fpf, before, k_fpf, best, alone, replays, base = comparison
+    sgd, joint, sentences = alone.get("sgd"), alone.get("joint"), []
+    if sgd:
+        sentences.append(f"Plain SGD ends at {sgd.accuracy:.1f} %.")
     if after := fpf.get("sgd"):
-        outcome = _outcome(_before(after.row) or sgd, after, "brings it to")
-        sentences.append(f"Repairing {_share(after)} of its parameters afterwards (FPF) {outcome}{_cost(after, base)}.")
-    if k_fpf:
-        after = max(k_fpf.values(), key=lambda result: result.accuracy)
-        repairing = f"Repairing {_share(after)} of the parameters at intervals ({after.name})"
-        sentences.append(f"{repairing} {_outcome(sgd, after, 'reaches')}{_cost(after, base)}.")
-    if replays := [f"{r.accuracy:.1f} % ({r.name}{_cost(r, base)})" for r in comparison.replays]:
-        sentences.append(f"Replay at every step ends at {' and '.join(replays)}.")
-    if others := {method: after for method, after in fpf.items() if method != "sgd"}:
-        method, after = max(others.items(), key=lambda item: item[1].accuracy)
-        before = _before(after.row) or alone.get(method)
-        outcome = _outcome(before, after, f"brings it from {before.accuracy:.1f} % to" if before else "")
-        repairing = f"Repairing {_share(after)} of the parameters after {_name(method)} (FPF)"
-        sentences.append(f"{repairing} {outcome}{_cost(after, before or base)}.")
-    known = [(before, after) for method, after in fpf.items() if (before := _before(after.row) or alone.get(method))]
-    if len(known) > 2 and all(len(after.accuracies) > 1 for _, after in known):
-        helped = sum(_change(before, after) > 0 for before, after in known)
-        sentences.append(f"FPF helps {helped} of {len(known)} methods beyond noise.")
-    if best is None:
-        sentences.append(
-            f"No row is repaired; the best of {len(rows)} is {rows[-1].label} with {rows[-1].accuracy:.1f} %."
+        repairing, outcome = (
+            f"Repairing {_share(after)} of its parameters",
+            _outcome(before.get("sgd"), after, "brings it to"),
         )
+        sentences.append(f"{repairing} afterwards (FPF) {outcome}{_cost(after, base)}.")
+    if k_fpf:
+        repairing, outcome = f"Repairing {_share(k_fpf)} of the parameters", _outcome(sgd, k_fpf, "reaches")
+        sentences.append(f"{repairing} at intervals ({k_fpf.name}) {outcome}{_cost(k_fpf, base)}.")
+    if replays:
+        ends = [f"{replay.accuracy:.1f} % ({replay.name}{_cost(replay, base)})" for replay in replays]
+        sentences.append(f"Replay at every step ends at {' and '.join(ends)}.")
+    if after := _best(result for method, result in fpf.items() if method != "sgd"):
+        method = after.row.settings["method"]
+        old = before.get(method)
+        outcome = _outcome(old, after, f"brings it from {old.accuracy:.1f} % to" if old else "")
+        repairing = f"Repairing {_share(after)} of the parameters after {_name(method)} (FPF)"
+        sentences.append(f"{repairing} {outcome}{_cost(after, old or base)}.")
+    changes = [_change(before[method], after) for method, after in fpf.items() if method in before]
+    if len(changes) > 2 and all(len(after.accuracies) > 1 for after in fpf.values()):
+        sentences.append(f"FPF helps {sum(c > 0 for c in changes)} of {len(changes)} methods beyond noise.")
+    if best is None:
+        top = f"{rows[-1].label} with {rows[-1].accuracy:.1f} %"
+        sentences.append(f"No row is repaired; the best of {len(rows)} is {top}.")
     if joint:
         change = _change(best, joint) if best else 0.0
         against = f"{abs(change):.1f} points {'above' if change > 0 else 'below'}" if change else "within noise of"
@@ -130,29 +128,32 @@ def _paragraph(comparison: Comparison) -> str:
 
 
 def cards(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return headline numbers of the setup in which repair reaches the highest accuracy; none if no row is repaired.
+    """Return headlines (title, value, note) of the setup in which repair is most accurate; none without a repaired row.
 
     The first is about the best repaired row. The others are about FPF after plain SGD, else the best FPF, else k-FPF.
     """
-    candidates = [(best, comparison) for comparison in comparisons(rows) if (best := comparison.repaired)]
-    if not candidates:
+    repaired = [(comparison.repaired, comparison) for comparison in comparisons(rows) if comparison.repaired]
+    if not repaired:
         return []
-    best, comparison = max(candidates, key=lambda candidate: candidate[0].accuracy)
+    best, comparison = max(repaired, key=lambda pair: pair[0].accuracy)
     fpf, where = comparison.fpf, f", {comparison.setup}" if comparison.setup else ""
-    after = fpf.get("sgd") or max(fpf.values(), key=lambda result: result.accuracy, default=best)
-    before = _before(after.row) or comparison.alone.get(after.row.settings["method"])
+    after = fpf.get("sgd") or _best(fpf.values()) or best
+    before = comparison.before.get(after.row.settings["method"])
     accuracy = plus_minus(best.row.accuracies, len(best.row.records), 1)
     shown = [("Best accuracy with repair", f"{accuracy} %", f"{best.name}{where}")]
     if before:
-        noise = "" if _change(before, after) else "; within noise"
         gain = f"{after.accuracy - before.accuracy:+.1f} points".replace("-", "\N{MINUS SIGN}")
+        noise = "" if _change(before, after) else "; within noise"
         shown.append(("Gain by repair", gain, f"{after.name} compared with {before.name} alone{where}{noise}"))
     shown.append(("Parameters repaired", _share(after), f"{after.name}{where}"))
     if (base := next(iter(comparison.replays), comparison.base)) and base.flops:
         title = f"Compute compared with {'replay' if comparison.replays else base.name}"
-        note = f"{after.name} compared with {base.name}{where}"
-        shown.append((title, f"{after.flops / base.flops:.2f} ×", note))
+        shown.append((title, f"{after.flops / base.flops:.2f} ×", f"{after.name} compared with {base.name}{where}"))
     return shown
+
+
+def _best(results: Iterable[Result]) -> Result | None:
+    return max(results, key=lambda result: result.accuracy, default=None)
 
 
 def _result(row: Row) -> Result:
@@ -160,12 +161,12 @@ def _result(row: Row) -> Result:
 
 
 def _before(row: Row) -> Result | None:
-    """Return what a row was before the repair at its end, if FPF was its only repair and that was recorded."""
+    """Return what the runs of a row were before FPF, if that was recorded."""
     accuracies = [mean(record.before_finetuning) for record in row.records if record.before_finetuning]
-    if family(row.label) != "fpf" or len(accuracies) < len(row.records):
-        return None
     flops = mean(sum(record.flops.values()) - record.flops.get("finetune", 0) for record in row.records)
-    return Result(_name(row.settings["method"]), row, accuracies, flops)
+    return (
+        Result(_name(row.settings["method"]), row, accuracies, flops) if len(accuracies) == len(row.records) else None
+    )
 
 
 def _name(method: str) -> str:
