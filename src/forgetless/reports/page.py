@@ -77,7 +77,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         lines=_lines(rows, looks, anchor),
         unrepaired=REPAIRED_LATER if unrepaired else "",
         limited="" if named == len(rows) else f" {named} of {len(rows)} rows have labels.",
-        below=f" Far below the axis: {escape(', '.join(below))}." if below else "",
+        below=f" Far below the others: {escape(', '.join(below))}." if below else "",
         anytime=svg.anytime(rows, looks),
         cost=svg.cost(rows, looks),
         profile=_profile(rows, records),

@@ -49,9 +49,14 @@ def row_styles(rows: Sequence[Row]) -> dict[str, Style]:
 
 
 def far_below(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the accuracies below half of the best, which would squeeze the others into the top of a chart."""
+    """Return the accuracies that would squeeze the other rows into the top of a chart.
+
+    They are below half of the best, or further below the lower quartile than three times its distance to the best.
+    """
     ranked = sorted(rows, key=lambda row: -row.accuracy)
-    return {row.label: row.accuracy for row in ranked if row.accuracy < ranked[0].accuracy / 2}
+    best, quartile = ranked[0].accuracy, ranked[3 * len(ranked) // 4].accuracy
+    limit = max(best / 2, quartile - 3 * (best - quartile) - 5)  # 5 points, for rows that are all alike
+    return {row.label: row.accuracy for row in ranked if row.accuracy < limit}
 
 
 def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
