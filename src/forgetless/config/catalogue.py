@@ -28,7 +28,7 @@ def _table(entries: Mapping[str, tuple[str, str]]) -> Mapping[str, Entry]:
 
 STREAMS = _table({
     "seq-digits": ("forgetless.data.benchmarks:seq_digits", "scikit-learn's 8×8 digits, 5 tasks × 2 classes; offline"),
-    "view-digits": ("forgetless.data.benchmarks:view_digits", "the digits in 4 views, a task each (domain-IL); offline"),
+    "view-digits": ("forgetless.data.benchmarks:view_digits", "those digits in 4 tasks, a view each (domain-IL)"),
     "seq-mnist": ("forgetless.data.benchmarks:seq_mnist", "MNIST, 5 tasks × 2 classes"),
     "rot-mnist": ("forgetless.data.benchmarks:rot_mnist", "MNIST, 20 tasks, each with its own rotation (domain-IL)"),
     "seq-organamnist": ("forgetless.data.benchmarks:seq_organamnist", "OrganAMNIST, 4 tasks of 3, 3, 3, 2 classes"),
