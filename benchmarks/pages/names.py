@@ -11,7 +11,7 @@ STREAM_NAMES = {
     "seq-pacs": "Seq-PACS",
     "seq-tinyimagenet": "Seq-TinyImageNet",
 }
-METHOD_NAMES = {
+PARTS = {
     "joint": "joint training",
     "sgd": "SGD",
     "oewc": "oEWC",
@@ -22,17 +22,30 @@ METHOD_NAMES = {
     "fdr": "FDR",
     "der": "DER",
     "derpp": "DER++",
+    "fpf": "FPF",
+    "fpf-all": "FPF-ALL",
+    "k-fpf": "k-FPF",
+    "k-fpf-ce": "k-FPF-CE",
+    "k-fpf-kd": "k-FPF-KD",
+    "k-fpf-all-ce": "k-FPF-ALL-CE",
+    "k-fpf-dense": "k-FPF",  # the rows of a search with frequent finetunings
 }
-PREFIXES = {"k-fpf-all-ce": "k-FPF-ALL-CE", "k-fpf-ce": "k-FPF-CE", "k-fpf-kd": "k-FPF-KD"}
-REPAIRS = {"fpf": "FPF", "fpf-all": "FPF-ALL"}
 
 
 def row_name(label: str) -> str:
     """Return the name of a row, written as in the paper: ``fpf+derpp`` is FPF+DER++."""
-    repair, _, method = label.partition("+")
-    if repair in REPAIRS:
-        return f"{REPAIRS[repair]}+{METHOD_NAMES[method]}"
-    for prefix, name in PREFIXES.items():
-        if label.startswith(prefix):
-            return name + re.sub(r", every (\d+) steps", r", τ = \1", label.removeprefix(prefix))
-    return METHOD_NAMES[label]
+    label, _, interval = label.partition(", every ")
+    name = "+".join(PARTS.get(part, part) for part in label.split("+"))
+    return f"{name}, τ = {interval.removesuffix(' steps')}" if interval else name
+
+
+def column_name(stream: str, buffer: int) -> str:
+    """Return the name of a column of the main table."""
+    return f"{STREAM_NAMES[stream]}, {buffer}"
+
+
+def readable(text: str) -> str:
+    """Return a sentence with the names of rows and streams as the pages show them."""
+    for stream, name in STREAM_NAMES.items():
+        text = text.replace(stream, name)
+    return re.sub(r"\b(?:k-)?fpf(?:-all)?(?:-ce|-kd)?(?:\+\w+)?\b", lambda match: row_name(match.group()), text)

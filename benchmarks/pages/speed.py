@@ -129,6 +129,10 @@ def gpu_steps(outcome: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "steps": markdown_table(header, rows),
         "missed_goals": missed,
+        "speedup": {
+            "sgd": steps.milliseconds("sgd", 1, captured=False) / steps.milliseconds("sgd", 1),
+            "lanes": steps.milliseconds("sgd", 1, captured=False) / steps.milliseconds("sgd", 8),
+        },
         "by_lanes": markdown_table(["lanes", *map(str, LANES)], [by_lanes]),
         "large_images": markdown_table(large_header, large),
         "vgg": vgg,

@@ -18,8 +18,7 @@ TEAL = "#0d9488"  # everything that is not a method
 INK = "#010203"  # stands for the colour of text and axes, which follows the page
 FONTS = "-apple-system, BlinkMacSystemFont, Helvetica, Arial, sans-serif"  # the fonts of the site
 CSS = (
-    f"<style>svg{{color:#374151;font-family:{FONTS}}}"
-    "@media (prefers-color-scheme:dark){svg{color:#d1d5db}}</style>"
+    f"<style>svg{{color:#374151;font-family:{FONTS}}}@media (prefers-color-scheme:dark){{svg{{color:#d1d5db}}}}</style>"
 )
 WIDTH, HEIGHT = 6.4, 3.8  # inches
 
@@ -28,6 +27,8 @@ OFFSETS = [
     *((dx, dy) for dy in (12, -12, 18, -18) for dx in (5, -5)), *((0, dy) for dy in (17, -17)),
 ]  # of a label from its point, the preferred ones first  # fmt: skip
 Point = tuple[float, float]
+Boxes = dict[str, list[Any]]  # of each label at each offset
+Costs = dict[str, list[float]]
 
 matplotlib.use("svg")
 matplotlib.rcParams |= {
@@ -61,10 +62,7 @@ def save(figure: Figure, name: str) -> None:
 
 
 def label_points(axes: Any, points: Mapping[str, Point], lines: Sequence[tuple[Point, Point]] = ()) -> None:
-    """Label each point where its label covers the fewest other labels, points and lines.
-
-    Every label in turn takes the best place given the places of the others, until nothing moves.
-    """
+    """Label each point where its label covers the fewest other labels, points and lines."""
     axes.figure.draw_without_rendering()
     to_points = axes.transData + Affine2D().scale(72 / axes.figure.dpi)
     frame = axes.get_window_extent().transformed(Affine2D().scale(72 / axes.figure.dpi))
@@ -74,7 +72,7 @@ def label_points(axes: Any, points: Mapping[str, Point], lines: Sequence[tuple[P
         for name, point in points.items()
     }
     covered_lines = [to_points.transform(on) for ends in lines for on in points_between(*ends)]
-    boxes: dict[str, list[Any]] = {}
+    boxes: Boxes = {}
     for name, text in texts.items():
         text.set_in_layout(False)
         text.set_annotation_clip(False)
@@ -90,26 +88,40 @@ def label_points(axes: Any, points: Mapping[str, Point], lines: Sequence[tuple[P
         ]
         for name, candidates in boxes.items()
     }
-    chosen = dict.fromkeys(points, 0)
-    for _ in range(30):
-        for name, candidates in boxes.items():
-            others = [boxes[other][index] for other, index in chosen.items() if other != name]
-            costs = [
-                cost + 4 * sum(box.overlaps(other) for other in others)
-                for cost, box in zip(fixed[name], candidates, strict=True)
-            ]
-            chosen[name] = costs.index(min(costs))
+    names = list(points)
+    orders = [names[start:] + names[:start] for start in range(len(names))]
+    chosen = min((arrange(order, boxes, fixed) for order in orders), key=lambda each: total_cost(each, boxes, fixed))
     for name, text in texts.items():
         dx, dy = OFFSETS[chosen[name]]
         text.set_position((dx, dy))
         text.set_horizontalalignment("left" if dx > 0 else "right" if dx < 0 else "center")
 
 
+def arrange(order: Sequence[str], boxes: Boxes, fixed: Costs) -> dict[str, int]:
+    """Return a place for each label: in turn, every label takes the best one given the places of the others."""
+    chosen = dict.fromkeys(order, 0)
+    for _ in range(10):
+        for name in order:
+            places = range(len(boxes[name]))
+            chosen[name] = min(places, key=lambda index: cost(name, index, chosen, boxes, fixed))
+    return chosen
+
+
+def cost(name: str, index: int, chosen: Mapping[str, int], boxes: Boxes, fixed: Costs) -> float:
+    """Return the cost of a place for a label: what it covers there."""
+    others = (boxes[other][at].padded(3, 0) for other, at in chosen.items() if other != name)
+    overlaps: int = sum(boxes[name][index].overlaps(other) for other in others)
+    return fixed[name][index] + 4 * overlaps
+
+
+def total_cost(chosen: Mapping[str, int], boxes: Boxes, fixed: Costs) -> float:
+    """Return the cost of all labels."""
+    return sum(cost(name, index, chosen, boxes, fixed) for name, index in chosen.items())
+
+
 def points_between(first: Point, last: Point) -> list[Point]:
     """Return points along a line."""
-    return [
-        (first[0] + (last[0] - first[0]) * i / 20, first[1] + (last[1] - first[1]) * i / 20) for i in range(1, 20)
-    ]
+    return [(first[0] + (last[0] - first[0]) * i / 20, first[1] + (last[1] - first[1]) * i / 20) for i in range(1, 20)]
 
 
 def place(mark: Point, dx: float, dy: float, width: float, height: float) -> Any:
