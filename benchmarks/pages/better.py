@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from forgetless.paper import published
-from pages.names import STREAM_NAMES, column_name, row_name
+from pages.names import column_name, row_name
 from pages.rows import (
     COLUMNS,
     MASKED,
@@ -108,7 +108,8 @@ def intervals() -> dict[str, Any]:
     for row in others:
         runs = column_rows(row["stream"], row["buffer"])[row["row"]]
         rows.append([
-            column_name(row["stream"], row["buffer"]), row_name(row["row"]), str(row["every"]), spread(row["accuracies"]),
+            column_name(row["stream"], row["buffer"]), row_name(row["row"]),
+            str(row["every"]), spread(row["accuracies"]),
             f"{row['tflops']:.0f}", str(runs[0].settings["every"]), spread(accuracies(runs)), f"{tflops(runs):.0f}",
         ])  # fmt: skip
     (rejected,) = (row["validation_accuracy"] for row in others if "validation_accuracy" in row)

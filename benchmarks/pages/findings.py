@@ -234,10 +234,8 @@ def logits() -> dict[str, Any]:
     times = list(next(by_time for by_time in rows.values() if len(by_time) > 1))
     lines = []
     for (method, kd), by_time in rows.items():
-        if kd:
-            cells = [spread(by_time[time]) for time in times]
-        else:
-            cells = [spread(by_time[None]), *("–" for _ in times[1:])]  # no logits are used
+        times_of_row = times if kd else [None]  # without distillation no logits are used
+        cells = [spread(by_time[time]) for time in times_of_row] + ["–"] * (len(times) - len(times_of_row))
         lines.append([row_name(method), f"{kd:g}", *cells])
     return {
         "logits": outcome,

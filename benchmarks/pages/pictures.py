@@ -12,11 +12,12 @@ from forgetless.paper import dynamics
 from forgetless.paper.reproduce import Measured
 from forgetless.reports.charts import THRESHOLDS, GroupChanges, group_changes
 from forgetless.reports.rows import table_rows
-from pages.names import STREAM_NAMES, row_name
+from pages.labels import FONT_SIZE, label_ends, label_points
+from pages.names import row_name
 from pages.results import panels
 from pages.rows import COLUMNS, CostAndAccuracy, accuracies, benchmark_record, column_rows, costs_and_accuracies, tflops
 from pages.studies import measured
-from pages.style import BLUE, GREY, INK, ORANGE, TEAL, canvas, label_ends, label_points, save
+from pages.style import BLUE, GREY, INK, ORANGE, TEAL, canvas, save
 
 FAR_BELOW = 0.65  # a row below this share of the lowest repaired row is a triangle at the bottom edge
 STEPS = {"sgd": "SGD", "er": "ER", "derpp": "DER++", "finetuning": "finetuning"}
@@ -51,7 +52,7 @@ def draw_speed() -> None:
         ]
         places = [-x - 0.27 * (index - 1) for x in range(len(STEPS))]
         bars = axes.barh(places, widths, 0.25, label=label, color=colour)
-        axes.bar_label(bars, fmt="%.3g", fontsize=8.5, padding=3)
+        axes.bar_label(bars, fmt="%.3g", fontsize=FONT_SIZE, padding=3)
     axes.set_yticks([-x for x in range(len(STEPS))], list(STEPS.values()))
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -75,7 +76,7 @@ def draw_cost(stream: str, buffer: int, name: str, *, joint: bool = False) -> No
     bottom = low - (0.16 if len(near) < len(points) else 0.06) * (high - low)
     costs = [point.tflops for point in points.values()]
     margin = 0.12 * (max(costs) - min(costs))
-    figure, axes = canvas(4.8)
+    figure, axes = canvas(5.2 if joint else 4.8)
     axes.set_ylim(bottom, high + 0.06 * (high - low))
     axes.set_xlim(min(costs) - margin, max(costs) + 1.5 * margin)
     lines = []
@@ -90,7 +91,7 @@ def draw_cost(stream: str, buffer: int, name: str, *, joint: bool = False) -> No
     for row, point in points.items():
         if row not in near:
             axes.plot(point.tflops, bottom, "v", color=colour(row), markersize=6, clip_on=False)
-            below.setdefault((round(point.tflops, -2), round(point.accuracy)), []).append(row)
+            below.setdefault((round(point.tflops / 100), round(point.accuracy)), []).append(row)
     for (_, accuracy), members in below.items():
         names = ", ".join(row_name(row) for row in sorted(members, reverse=True))
         places[f"{names}: {accuracy} %"] = (points[members[0]].tflops, bottom)
@@ -168,7 +169,7 @@ def draw_profile(stream: str) -> None:
     groups = list(scores)[::-1]
     figure, axes = canvas(3.4)
     bars = axes.barh(groups, [scores[group] for group in groups], 0.65, color=[group_colour(g, scores) for g in groups])
-    axes.bar_label(bars, fmt="%.2f", fontsize=8.5, padding=3)
+    axes.bar_label(bars, fmt="%.2f", fontsize=FONT_SIZE, padding=3)
     axes.set_xscale("log")
     axes.set_xlim(0.05, 90)
     axes.set_xticks([0.1, 0.3, 1, 10], ["0.1", "0.3", "1", "10"])
@@ -194,7 +195,7 @@ def draw_parameters(stream: str) -> None:
         axes.plot([means[name] for name in names], [places[name] for name in names], "o", color=shade, markersize=6)
         for name in names:
             axes.annotate(f"{means[name]:.1f}", (means[name], places[name]), (6, 0), textcoords="offset points",
-                          va="center", fontsize=8.5)  # fmt: skip
+                          va="center", fontsize=FONT_SIZE)  # fmt: skip
         axes.set_yticks(list(places.values()), [f"{name} ({percent(shares[name])})" for name in names])
         axes.tick_params(axis="y", length=0)
         axes.margins(x=0.25)
@@ -224,7 +225,7 @@ def draw_k_tau() -> None:
     axes.set_xlabel("TFLOPs of the finetunings")
     axes.set_ylabel("accuracy (%)")
     for name, end in ends.items():
-        axes.annotate(name, end, (5, 3), textcoords="offset points", fontsize=8.5)
+        axes.annotate(name, end, (5, 3), textcoords="offset points", fontsize=FONT_SIZE)
     save(figure, "study-k-tau-k-tau")
 
 

@@ -37,7 +37,7 @@ from pages.rows import (
     tflops,
     tflops_before_finetuning,
 )
-from pages.template import markdown_table, spread
+from pages.template import markdown_table, spread, table_and_settings
 
 LENDERS = {"seq-organamnist": "Seq-CIFAR-10", "seq-pathmnist": "Seq-CIFAR-10", "seq-pacs": "Seq-TinyImageNet"}
 OVERVIEW = ("sgd", "er", "derpp", "fpf+derpp", "k-fpf-ce", "k-fpf-kd", MASKED)
@@ -157,7 +157,7 @@ def mlp_table(mlp: Mapping[str, list[Record]]) -> str:
         groups = chosen_groups(runs) or "–"
         rows.append([row_name(label), paper_cell(target), spread(accuracies(runs), 2), difference, gflops, groups,
                      describe_settings(runs)])  # fmt: skip
-    return markdown_table(["", "paper", "ours", "difference", "GFLOPs", "finetuned groups", "settings"], rows)
+    return table_and_settings(["", "paper", "ours", "difference", "GFLOPs", "finetuned groups", "settings"], rows, 5)
 
 
 def mlp_gaps(mlp: Mapping[str, list[Record]]) -> dict[str, float]:
@@ -175,7 +175,7 @@ def rotated_table() -> str:
         rows.append(
             [row_name(label), f"{target.mean:.2f}", spread(accuracies(runs), 2), difference, describe_settings(runs)]
         )
-    return markdown_table(["", "DER authors", "ours", "difference", "settings"], rows)
+    return table_and_settings(["", "DER authors", "ours", "difference", "settings"], rows, 4)
 
 
 def rotated_k_fpf_table() -> str:
@@ -186,7 +186,7 @@ def rotated_k_fpf_table() -> str:
         difference = f"{mean(accuracies(runs)) - target.mean:+.2f}"
         rows.append([row_name(label), paper_cell(target), spread(accuracies(runs), 2), str(len(runs)), difference,
                      f"{tflops(runs):.2f}", describe_settings(runs)])  # fmt: skip
-    return markdown_table(["", "paper", "ours", "seeds", "difference", "TFLOPs", "settings"], rows)
+    return table_and_settings(["", "paper", "ours", "seeds", "difference", "TFLOPs", "settings"], rows, 6)
 
 
 def column(stream: str, buffer: int) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def column_table(
             cells = comparison_cells(target, accuracies_before_finetuning(repaired))
             settings = describe_settings(repaired).partition(", ft_lr")[0]
             lines.append([row_name(label), *cells, f"{tflops_before_finetuning(repaired):.0f}", "–", settings])
-    return markdown_table(header, lines)
+    return table_and_settings(header, lines, 7)
 
 
 def row_cells(label: str, target: published.Target | None, runs: Sequence[Record]) -> list[str]:

@@ -11,7 +11,7 @@ from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Measured, Options
 from forgetless.paper.studies import ITEMS
 from forgetless.paper.tables import chosen_and_all
-from pages.names import STREAM_NAMES, readable, row_name
+from pages.names import row_name
 from pages.results import column_table
 from pages.rows import accuracies, benchmark_record, column_rows, measured_lines, searched_rows
 from pages.template import markdown_table
@@ -43,7 +43,7 @@ def values() -> dict[str, Any]:
     deviations = [stdev(accuracies(runs)) for row, runs in main.items() if row not in ("sgd", "joint")]
     all_groups = accuracy_lines(measured("fpf-all"))
     searched, unsearched = better_pairs(all_groups)
-    studies = {
+    studies: dict[str, Any] = {
         "many_epochs": many_epochs(),
         "all_groups": [chosen_compared_with_all(stream) for stream in ("seq-pathmnist", "seq-pacs")],
         "frozen": frozen_groups(),

@@ -47,6 +47,14 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
 
 
+def table_and_settings(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> str:
+    """Return a table of the first columns, which hold numbers, and a table of the settings in the other columns."""
+    rows = list(rows)
+    first = markdown_table(header[:numbers], [row[:numbers] for row in rows])
+    second = markdown_table(["", *header[numbers:]], [[row[0], *row[numbers:]] for row in rows])
+    return f"{first}\n\n{second}"
+
+
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """Return mean ± standard deviation."""
     return f"{mean(values):.{digits}f} ± {stdev(values):.{digits}f}"
@@ -87,5 +95,6 @@ def render(name: str, values: Mapping[str, Any]) -> str:
         "row_name": row_name, "stream_name": STREAM_NAMES.__getitem__, "readable": readable,
     }  # fmt: skip
     text = environment.get_template(name).render(values)
+    text = re.sub(r"(?<![\d.])-(0\.0+)(?!\d)", r"\1", text)  # no negative zero
     text = re.sub(r"(?<=\d) (?=[%×±→])|(?<=[±→]) (?=\d)", "\u00a0", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"

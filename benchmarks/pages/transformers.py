@@ -34,7 +34,7 @@ def values() -> dict[str, Any]:
 
 def mean_gain(rows: dict[str, Any], repair: str) -> float:
     """Return what a repair gains over plain training, averaged over the seeds."""
-    return mean(rows[repair]["after"]["values"]) - mean(rows["plain"]["after"]["values"])
+    return float(mean(rows[repair]["after"]["values"]) - mean(rows["plain"]["after"]["values"]))
 
 
 def overview_table(outcomes: dict[str, Any]) -> str:
@@ -68,17 +68,8 @@ def accuracy_table(example: dict[str, Any]) -> str:
                 repaired = f"{100 * row['repaired']:.2f} %"
                 settings |= {("ft lr" if name == "lr" else name): value for name, value in row["settings"].items()}
             described = ", ".join(f"{name} {value:g}" for name, value in settings.items())
-            rows.append(
-                [
-                    f"{kind}, {100 * row['trained']:.0f} %",
-                    repair,
-                    before,
-                    accuracy_cell(row["after"]),
-                    gain,
-                    repaired,
-                    described,
-                ]
-            )
+            trained = f"{kind}, {100 * row['trained']:.0f} %"
+            rows.append([trained, repair, before, accuracy_cell(row["after"]), gain, repaired, described])
     return markdown_table(header, rows)
 
 
