@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from forgetless.paper import published
-from pages.names import column_name, row_name
+from pages.names import column_name, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
     MASKED,
@@ -42,13 +42,13 @@ def margins(best: Sequence[BestRow]) -> dict[str, Any]:
          f"{each.errors:+.1f}", str(each.seeds), f"{each.point.tflops / each.derpp_tflops:.2f}"]
         for each in best
     ]  # fmt: skip
-    header = ["", "best of the paper", "our best k-FPF", "margin", "in s.e.", "seeds", "cost / DER++"]
+    header = ["", "best of the paper", "our best k-FPF", "margin", "in s.e.", "seeds", "cost"]
     above = [[column_name(each.stream, each.buffer), ", ".join(each.above) or "none"] for each in best]
     return {
         "margins_table": markdown_table(header, rows),
         "above_table": markdown_table(["", "rows above the paper's best, and their TFLOPs"], above),
-        "clear": [column_name(each.stream, each.buffer) for each in best if each.errors > 2],
-        "within_noise": [column_name(each.stream, each.buffer) for each in best if 0 < each.errors <= 2],
+        "clear": [each.row for each in best if each.errors > 2],
+        "within_noise": [stream_and_buffer(each.stream, each.buffer) for each in best if 0 < each.errors <= 2],
         "best_columns": len(best),
         "dearest": max(each.point.tflops / each.derpp_tflops for each in best),
     }
@@ -117,7 +117,7 @@ def intervals() -> dict[str, Any]:
     return {
         "often": {steps: lines[121, steps] for steps in (50, 300)},
         "intervals_table": markdown_table(
-            ["", "row", "τ", "accuracy", "TFLOPs", "τ of the table", "accuracy", "TFLOPs"], rows
+            ["", "row", "τ", "accuracy", "TFLOPs", "main τ", "accuracy", "TFLOPs"], rows
         ),
         "rejected_interval": rejected,
         "chosen_interval": chosen,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 STREAM_NAMES = {
     "seq-cifar10": "Seq-CIFAR-10",
@@ -40,8 +41,18 @@ def row_name(label: str) -> str:
 
 
 def column_name(stream: str, buffer: int) -> str:
-    """Return the name of a column of the main table."""
-    return f"{STREAM_NAMES[stream]}, {buffer}"
+    """Return the name of a column of the main table, short enough for a table."""
+    return f"{STREAM_NAMES[stream].removeprefix('Seq-')}, {buffer}"
+
+
+def stream_and_buffer(stream: str, buffer: int) -> str:
+    """Return a stream and the size of a buffer as words of a sentence."""
+    return f"{STREAM_NAMES[stream]} with {buffer} images"
+
+
+def joined(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence."""
+    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
 def readable(text: str) -> str:

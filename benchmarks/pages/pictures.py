@@ -206,7 +206,7 @@ def draw_parameters(stream: str) -> None:
 
 def percent(share: float) -> str:
     """Return a share in percent, with decimals if it is small."""
-    return f"{share:.2%}" if share < 0.01 else f"{share:.0%}"
+    return f"{100 * share:.2f} %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
 def draw_k_tau() -> None:

@@ -12,7 +12,7 @@ from forgetless.experiments.settings import Settings
 from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS
-from pages.names import STREAM_NAMES, row_name
+from pages.names import STREAM_NAMES, joined, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
     MASKED,
@@ -129,17 +129,12 @@ def seeds_sentence() -> str:
         most = max(counts.values(), key=list(counts.values()).count)
         usual.setdefault(most, []).append(STREAM_NAMES[stream])
         exceptions += [
-            f"{n} of {row_name(row)} on {STREAM_NAMES[stream]} with {buffer} images"
+            f"{n} of {row_name(row)} on {stream_and_buffer(stream, buffer)}"
             for (row, buffer), n in counts.items()
             if n != most
         ]
     sentence = " and ".join(f"{count} seeds on {joined(streams)}" for count, streams in usual.items())
     return f"{sentence} (but {joined(exceptions)})" if exceptions else sentence
-
-
-def joined(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence."""
-    return ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
 
 
 def minutes(runs: Sequence[Record]) -> float:

@@ -143,7 +143,7 @@ def chosen_compared_with_all(stream: str) -> dict[str, Any]:
         return f"{target.mean if target else 0:.1f} / {measured_cost.mean:.1f}"
 
     rows = accuracy_lines(lines)
-    table = comparison_table(rows, "finetuning, paper / ours", cost)
+    table = comparison_table(rows, "finetuning", cost)
     return study("fpf-all", rows, table, stream)
 
 

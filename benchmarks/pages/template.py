@@ -20,7 +20,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pages.names import STREAM_NAMES, readable, row_name
+from pages.names import STREAM_NAMES, joined, readable, row_name
 
 NUMBERS = re.compile(r"(?:[\d\s.,e±→/+\-–%()×]|\bof\b|\bto\b)*")  # a cell that holds nothing but numbers
 TEMPLATES = Path(__file__).parent.parent / "templates"
@@ -92,9 +92,10 @@ def render(name: str, values: Mapping[str, Any]) -> str:
     environment.globals |= {"claim": claim, "fold": fold}
     environment.filters |= {
         "fixed": fixed, "signed": signed, "figures": figures, "grouped": grouped, "spread": spread, "mean": mean,
-        "row_name": row_name, "stream_name": STREAM_NAMES.__getitem__, "readable": readable,
+        "row_name": row_name, "stream_name": STREAM_NAMES.__getitem__, "readable": readable, "joined": joined,
     }  # fmt: skip
     text = environment.get_template(name).render(values)
     text = re.sub(r"(?<![\d.])-(0\.0+)(?!\d)", r"\1", text)  # no negative zero
+    text = re.sub(r"(?<=\d)%", " %", text)
     text = re.sub(r"(?<=\d) (?=[%×±→])|(?<=[±→]) (?=\d)", "\u00a0", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
