@@ -65,7 +65,7 @@ def label_points(axes: Any, points: Mapping[str, Point], lines: Sequence[tuple[P
         costs[name] = [
             0.1 * order
             + 3 * sum(box.contains(mark, 2) for mark in marks.values())
-            + sum(box.contains(mark, 6) for mark in marks.values() if mark != marks[name])  # ambiguous
+            + 2 * sum(box.contains(mark, 6) for mark in marks.values() if mark != marks[name])  # ambiguous
             + 0.4 * sum(box.contains(point) for point in on_lines)
             + 3 * (box.left < frame.x0 * unit or box.bottom < frame.y0 * unit + 2)
             for order, box in enumerate(boxes[name])

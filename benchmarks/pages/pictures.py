@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
@@ -12,7 +13,7 @@ from forgetless.paper import dynamics
 from forgetless.paper.reproduce import Measured
 from forgetless.reports.charts import THRESHOLDS, GroupChanges, group_changes
 from forgetless.reports.rows import table_rows
-from pages.labels import FONT_SIZE, label_ends, label_points
+from pages.labels import FONT_SIZE, Point, label_ends, label_points
 from pages.names import row_name
 from pages.results import panels
 from pages.rows import COLUMNS, CostAndAccuracy, accuracies, benchmark_record, column_rows, costs_and_accuracies, tflops
@@ -62,12 +63,17 @@ def draw_speed() -> None:
 
 
 def draw_cost(stream: str, buffer: int, name: str, *, joint: bool = False) -> None:
-    """Draw accuracy by FLOPs; a line leads from a method to FPF after it.
+    """Draw accuracy by FLOPs; a line leads from a method to FPF after it, and a dashed line joins the Pareto front.
 
     Rows far below the others are triangles at the bottom edge, with their accuracies.
     """
     rows = column_rows(stream, buffer)
     points = costs_and_accuracies(rows)
+    front = sorted(
+        point
+        for point in points.values()
+        if not any(other.tflops <= point.tflops and other.accuracy > point.accuracy for other in points.values())
+    )
     if joint:
         points["joint"] = CostAndAccuracy(tflops(rows["joint"]), mean(accuracies(rows["joint"])))
     lowest_repaired = min(point.accuracy for row, point in points.items() if "fpf" in row)
@@ -79,7 +85,8 @@ def draw_cost(stream: str, buffer: int, name: str, *, joint: bool = False) -> No
     figure, axes = canvas(5.2 if joint else 4.8)
     axes.set_ylim(bottom, high + 0.06 * (high - low))
     axes.set_xlim(min(costs) - margin, max(costs) + 1.5 * margin)
-    lines = []
+    lines: list[tuple[Point, Point]] = []
+    axes.plot(*zip(*front, strict=True), "--", color=INK, alpha=0.4, linewidth=0.8, zorder=0)
     for row, after in near.items():
         before = points.get(row.removeprefix("fpf+"))
         if row.startswith("fpf+") and before is not None:
@@ -215,17 +222,17 @@ def draw_k_tau() -> None:
     for line in measured("k-tau", "seq-pathmnist"):
         by_k.setdefault(line.line.point.k, []).append(line)
     figure, axes = canvas(4.2)
-    ends = {}
+    ends, segments = {}, []
     for index, (k, lines) in enumerate(by_k.items()):
         points = [(mean(run.flops["finetune"] for run in line.records) / 1e12, line.mean) for line in lines]
         axes.plot(*zip(*points, strict=True), "o-", color=ORANGE, alpha=0.35 + 0.65 * index / (len(by_k) - 1))
         ends[f"k = {k}"] = points[-1]
+        segments += list(pairwise(points))
     axes.set_xscale("log")
     axes.set_xlim(right=axes.get_xlim()[1] * 1.6)
     axes.set_xlabel("TFLOPs of the finetunings")
     axes.set_ylabel("accuracy (%)")
-    for name, end in ends.items():
-        axes.annotate(name, end, (5, 3), textcoords="offset points", fontsize=FONT_SIZE)
+    label_points(axes, ends, segments)
     save(figure, "study-k-tau-k-tau")
 
 

@@ -48,8 +48,8 @@ def values() -> dict[str, Any]:
         "all_groups": [chosen_compared_with_all(stream) for stream in ("seq-pathmnist", "seq-pacs")],
         "frozen": frozen_groups(),
         "parameters": [named_groups(stream) for stream in ("seq-pathmnist", "seq-pacs")],
-        "k_tau": study("k-tau", lines := measured("k-tau"), plain_table(lines, "finetunings", finetunings)),
-        "buffer_epochs": study("buffer-epochs", lines := measured("buffer-epochs"), plain_table(lines)),
+        "k_tau": study("k-tau", lines := measured("k-tau"), k_tau_table(lines)),
+        "buffer_epochs": study("buffer-epochs", lines := measured("buffer-epochs"), buffer_epochs_table(lines)),
         "stages": batch_norm_stages(),
         "filters": single_filters(),
     }
@@ -73,8 +73,8 @@ def summary_table(studies: Mapping[str, Any]) -> str:
         parts = studies[key] if isinstance(studies[key], list) else [studies[key]]
         count = Count(sum(part["holding"] for part in parts), sum(len(part["findings"]) for part in parts))
         seeds = ", ".join(dict.fromkeys(str(part["seeds"]) for part in parts))
-        rows.append([f"[{title}](#{anchor})", seeds, f"{count.holding} of {count.total}"])
-    return markdown_table(["question", "seeds", "claims that hold"], rows)
+        rows.append([f"{count.holding} of {count.total}", seeds, f"[{title}](#{anchor})"])
+    return markdown_table(["claims that hold", "seeds", "question"], rows)
 
 
 def measured(item: str, stream: str | None = None) -> list[Measured]:
@@ -226,9 +226,25 @@ def accuracy_and_cost(line: Measured | None) -> tuple[str, str]:
     return line.shown, f"{mean(run.flops.get('finetune', 0) for run in line.records) / 1e12:.1f}"
 
 
-def finetunings(line: Measured) -> str:
-    """Return the number of finetunings as a cell."""
-    return str(len(line.records[0].finetunings))
+def k_tau_table(lines: Sequence[Measured]) -> str:
+    """Return accuracy and TFLOPs by the number of finetunings and by their steps."""
+    steps = sorted({line.line.point.steps for line in lines})
+    rows = []
+    for k in dict.fromkeys(line.line.point.k for line in lines):
+        by_steps = {line.line.point.steps: line for line in lines if line.line.point.k == k}
+        first = by_steps[steps[0]]
+        cells = [f"{by_steps[count].shown} ({by_steps[count].tflops:.0f})" for count in steps]
+        rows.append([str(k), str(first.line.point.every), str(len(first.records[0].finetunings)), *cells])
+    return markdown_table(["k", "τ", "finetunings", *(f"{count} steps" for count in steps)], rows)
+
+
+def buffer_epochs_table(lines: Sequence[Measured]) -> str:
+    """Return the accuracies of ER and FPF+ER by the size of the buffer and by the epochs."""
+    rows = []
+    for axis, value in dict.fromkeys(line.line.point[:2] for line in lines):
+        plain, repaired = (line for line in lines if line.line.point[:2] == (axis, value))
+        rows.append([f"{axis} {value}", plain.shown, repaired.shown, f"{plain.tflops:.0f}", f"{repaired.tflops:.0f}"])
+    return markdown_table(["", "ER", "FPF+ER", "TFLOPs, ER", "TFLOPs, FPF+ER"], rows)
 
 
 def comparison_table(
@@ -253,12 +269,3 @@ def comparison_table(
         rows.append([*cells, *([cell(line)] if extra else [])])
     header = ["", "paper", "ours", "seeds", "difference", "in s.e.", "TFLOPs", *([extra] if extra else [])]
     return markdown_table(header, rows)
-
-
-def plain_table(lines: Sequence[Measured], extra: str = "", cell: Callable[[Measured], str] = lambda line: "") -> str:
-    """Return lines that the paper draws without giving numbers."""
-    rows = [
-        [line.line.name, line.shown, str(len(line.records)), f"{line.tflops:.0f}", *([cell(line)] if extra else [])]
-        for line in lines
-    ]
-    return markdown_table(["", "accuracy", "seeds", "TFLOPs", *([extra] if extra else [])], rows)
