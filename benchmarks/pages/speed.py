@@ -122,15 +122,16 @@ def gpu_steps(outcome: Mapping[str, Any]) -> dict[str, Any]:
         for step in STEPS
     ]  # fmt: skip
     by_lanes = ["milliseconds per run and step", *(f"{steps.milliseconds('sgd', lanes):.3g}" for lanes in LANES)]
-    missed = [
-        f"{step} {lanes}"
+    missed = {
+        f"{step} {lanes}": steps.milliseconds(step, lanes) / goal - 1
         for step, goals in GOALS.items()
         for lanes, goal in zip((1, 8), goals, strict=True)
         if goal and steps.milliseconds(step, lanes) > goal
-    ]
+    }
     return {
         "steps": markdown_table(header, rows),
         "missed_goals": missed,
+        "sixteen_lanes": 1 - steps.milliseconds("sgd", 16) / steps.milliseconds("sgd", 8),
         "speedup": {
             "sgd": steps.milliseconds("sgd", 1, captured=False) / steps.milliseconds("sgd", 1),
             "lanes": steps.milliseconds("sgd", 1, captured=False) / steps.milliseconds("sgd", 8),
