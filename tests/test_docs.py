@@ -15,12 +15,15 @@ from forgetless.experiments import record
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import tomllib
+from forgetless.repair.settings import Finetune, Memory, Tracking
 from helpers import command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 RECORDS = ROOT / "benchmarks" / "records"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("notebooks/*.ipynb")]
+)
 
 
 def benchmark_record(name):
@@ -83,6 +86,14 @@ def test_site_cost_of_observe_matches_the_records():
     percents = [benchmark_record(f"observe-{name}.json")["overhead_percent"] for name in names]
     text = (ROOT / "docs" / "loop.md").read_text()
     assert all((f"{percent:.1f} %" if percent < 1 else f"{percent:.0f} %") in text for percent in percents)
+
+
+def test_api_page_states_the_defaults_of_fpf():
+    settings = {**vars(Memory()), **vars(Tracking()), **vars(Finetune())}
+    (sentence,) = re.findall(r"^The defaults of `FPF`.*$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    shown = dict(re.findall(r"`(\w+)` \"?(\w+)", sentence.partition(":")[2]))
+    assert len(shown) == 6
+    assert shown == {name: str(settings[name]) for name in shown}
 
 
 @pytest.mark.parametrize("page", ["faq", "method"])
