@@ -3,23 +3,19 @@
 The tables are frozen. A path to a user's own object, ``package.module:object``, is valid wherever a name is.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 POLICIES = ("reservoir", "balanced")  # how a buffer samples
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of a table."""
 
     path: str  # module:object
@@ -32,6 +28,7 @@ def _table(entries: Mapping[str, tuple[str, str]]) -> Mapping[str, Entry]:
 
 STREAMS = _table({
     "seq-digits": ("forgetless.data.benchmarks:seq_digits", "scikit-learn's 8×8 digits, 5 tasks × 2 classes; offline"),
+    "view-digits": ("forgetless.data.benchmarks:view_digits", "those digits in 4 tasks, a view each (domain-IL)"),
     "seq-mnist": ("forgetless.data.benchmarks:seq_mnist", "MNIST, 5 tasks × 2 classes"),
     "rot-mnist": ("forgetless.data.benchmarks:rot_mnist", "MNIST, 20 tasks, each with its own rotation (domain-IL)"),
     "seq-organamnist": ("forgetless.data.benchmarks:seq_organamnist", "OrganAMNIST, 4 tasks of 3, 3, 3, 2 classes"),
@@ -62,6 +59,7 @@ METHODS = _table({
 
 NETWORKS = _table({
     "mlp": ("forgetless.networks:mlp", "100-100 hidden units"),
+    "deep_mlp": ("forgetless.networks:deep_mlp", "200-200-200 hidden units"),
     "resnet18": ("forgetless.networks:resnet18", "for small images"),
     "resnet18_imagenet": ("forgetless.networks:resnet18_imagenet", "for images of about 224×224"),
     "vgg11": ("forgetless.networks:vgg11", "for small images, without batch norm"),

@@ -1,10 +1,8 @@
-"""The eight benchmark streams, prepared as by the DER authors.
+"""The nine benchmark streams, prepared as by the DER authors.
 
 Each function takes the data folder (default: ``readers.files.data_folder()``) and ``order``, the classes in the order
 of the stream or the seed of a random order.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,13 +21,21 @@ def seq_digits(root: Path | None = None, order: Order = None) -> Stream:
     return split_by_class("seq-digits", *digits.read(), sizes=[2] * 5, order=order)
 
 
+def view_digits() -> Stream:
+    """Return scikit-learn's digits as 4 tasks: upright, as negatives, turned by 90°, and both. Needs no download."""
+
+    def views(split: Split) -> list[Split]:
+        turned = split.x.rot90(1, (2, 3))
+        return [Split(x, split.y) for x in (split.x, 255 - split.x, turned, 255 - turned)]
+
+    train, test = digits.read()
+    return split_by_domain("view-digits", list(zip(views(train), views(test), strict=True)), classes=10)
+
+
 def large_digits(order: Order = None) -> Stream:
     """Return the digits at 32×32, every pixel repeated 4×4 times, for networks that need larger images."""
-
-    def enlarge(split: Split) -> Split:
-        return Split(split.x.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3), split.y)
-
-    return replace(seq_digits(order=order).map(enlarge), name="large-digits")
+    large = seq_digits(order=order).map(lambda s: Split(s.x.repeat_interleave(4, 2).repeat_interleave(4, 3), s.y))
+    return replace(large, name="large-digits")
 
 
 def seq_mnist(root: Path | None = None, order: Order = None) -> Stream:

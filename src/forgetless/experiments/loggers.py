@@ -8,8 +8,6 @@ first event. It is closed after the last event, and also if the loop is left ear
 are extras, which only the logger that needs them imports.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -88,11 +86,10 @@ def wandb(
             run = library.init(project=project, config=dict(settings or {}), **init)
         except library.Error as error:  # no key or no network
             raise ValueError(f"wandb could not start: {error}") from error
-
-        def log(values: Mapping[str, float], step: int) -> None:
-            run.log(dict(values), step=step)
-
-        return log, lambda status: run.finish(exit_code=int(status != "FINISHED"))
+        return (
+            lambda values, step: run.log(dict(values), step=step),
+            lambda status: run.finish(exit_code=int(status != "FINISHED")),
+        )
 
     return _logged(events, opened)
 

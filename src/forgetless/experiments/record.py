@@ -1,7 +1,5 @@
 """The record of a run: everything it measured, in one JSON file. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -69,8 +67,7 @@ def folder(name: str | Path) -> Path:
         from upath import UPath
     except ImportError:
         raise ImportError(f"{name} needs universal-pathlib: pip install 'forgetless[store]'") from None
-    store: Any = UPath(name)
-    return store  # type: ignore[no-any-return]
+    return UPath(name)  # type: ignore[return-value]
 
 
 def path(out: Path, settings: Settings) -> Path:
@@ -197,9 +194,8 @@ def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
         fitting.append(record)
     most = {key: max(sets, key=len)[0] for key, sets in alike.items()}
     judged = [(record, mismatch(most[key_without_seed(record)], record)) for record in records]
-    return [record for record, problem in judged if problem is None], [
-        f"{record.id}: {problem}" for record, problem in judged if problem is not None
-    ]
+    problems = [f"{record.id}: {problem}" for record, problem in judged if problem is not None]
+    return [record for record, problem in judged if problem is None], problems
 
 
 def mismatch(first: Record, other: Record) -> str | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from functools import cached_property
+from statistics import fmean, mean
 from typing import Any, TypeVar
 
 from forgetless.experiments.record import Record, key_without_seed, mismatch, without_seed
@@ -26,6 +28,11 @@ class Row:
     records: tuple[Record, ...]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the first record; only the seed is another in the others."""
+        return self.records[0].settings
+
+    @cached_property
     def accuracies(self) -> MeanStd:
         """The mean accuracy and its standard deviation, which is 0 for one seed."""
         return mean_std(record.accuracy for record in self.records)
@@ -43,7 +50,7 @@ class Row:
         values = [record.forgetting for record in self.records if record.forgetting is not None]
         return mean(values) if values else None
 
-    @property
+    @cached_property
     def tflops(self) -> float:
         return mean(sum(record.flops.values()) for record in self.records) / 1e12
 
@@ -57,13 +64,13 @@ class Row:
 
     @property
     def anytime(self) -> list[float]:
-        return [mean(values) for values in zip(*(record.anytime for record in self.records), strict=True)]
+        return [fmean(values) for values in zip(*(record.anytime for record in self.records), strict=True)]
 
     @property
     def matrix(self) -> list[list[float]]:
         """The accuracy [after task][on task]."""
         matrices = [record.accuracy_matrix for record in self.records]
-        return [[mean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
+        return [[fmean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
 
     @property
     def sensitivity(self) -> dict[str, float]:
@@ -75,7 +82,7 @@ class Row:
     @property
     def moved_by_finetuning(self) -> bool:
         """Whether finetuning during training (k-FPF) is part of the changes behind ``sensitivity``."""
-        return bool(self.records[0].settings["repair"] == "k-fpf")
+        return bool(self.settings["repair"] == "k-fpf")
 
 
 def table_rows(records: Sequence[Record]) -> list[Row]:
@@ -116,6 +123,12 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
+def family(label: str) -> str:
+    """Return how the row of a label is repaired: ``alone``, ``fpf`` or ``k-fpf``. Each has one colour everywhere."""
+    match = re.match(r"(k-)?fpf(?![\w.:])", label.lower())
+    return match[0] if match else "alone"
+
+
 def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each stream, in order of first appearance."""
     return grouped(records, lambda record: str(record.settings["stream"]))
@@ -143,8 +156,8 @@ def profile_row(rows: Sequence[Row]) -> Row | None:
 
 def competing(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that learn task by task (not ``joint``), without those on validation if others exist."""
-    sequential = [row for row in rows if row.records[0].settings["method"] != "joint"]
-    return [row for row in sequential if not row.records[0].settings["validation"]] or sequential
+    sequential = [row for row in rows if row.settings["method"] != "joint"]
+    return [row for row in sequential if not row.settings["validation"]] or sequential
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
