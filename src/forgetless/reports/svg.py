@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
+from forgetless.config.units import quantity
 from forgetless.experiments.record import Record
 from forgetless.reports.charts import THRESHOLDS, Point, group_changes, learning_curves
-from forgetless.reports.rows import Row, pareto_front, si_prefix
+from forgetless.reports.rows import Row, pareto_front
 
 COLOURS = ("#3b82f6", "#ea580c", "#16a34a", "#8b5cf6", "#e11d48", "#0891b2", "#ca8a04", "#65a30d", "#c026d3", "#64748b")
 GREY = "#a8a29e"
@@ -53,14 +54,14 @@ def cost(rows: Sequence[Row], colours: Mapping[str, str]) -> str:
         (left, top), colour = places[row.label], colours.get(row.label, GREY)
         ends = PERCENT(min(100, row.accuracy + row.std)), PERCENT(max(0, row.accuracy - row.std))
         drawn.append(f'<line x1="{left:.1f}" x2="{left:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}" stroke="{colour}"/>')
-        title = f"{row.label}: {row.accuracy:.1f} %, {si_prefix(row.tflops * 1e12)}FLOPs"
+        title = f"{row.label}: {row.accuracy:.1f} %, {quantity(row.tflops * 1e12, 'FLOPs')}"
         drawn.append(_dot(left, top, 5, colour, title))
     named = [row.label for row in rows if row.label in colours]
     for label, top in zip(named, place_labels([places[label] for label in named]), strict=True):
         drawn.append(_label(places[label][0] + 9, top, label, colours[label]))
     steps = (1, 2, 5) if high - low < 3 else (1,)
     marks = [10**power * step for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
-    ticks = [(x(math.log10(mark)), f"{si_prefix(mark)}FLOPs") for mark in marks if low <= math.log10(mark) <= high]
+    ticks = [(x(math.log10(mark)), quantity(mark, "FLOPs")) for mark in marks if low <= math.log10(mark) <= high]
     return _chart("accuracy and FLOPs", PERCENT_TICKS, ticks, drawn)
 
 
