@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from committed import records, search
 from forgetless.experiments.record import Record
 from forgetless.paper import published
-from forgetless.paper.reproduce import Line, Measured
+from forgetless.paper.reproduce import Line, Measured, measure
 
 BENCHMARKS = Path(__file__).parent.parent
 DOCS = BENCHMARKS.parent / "docs"
@@ -71,12 +71,7 @@ def column_rows(stream: str, buffer: int, *, anytime: bool = False) -> dict[str,
 
 def measured_lines(lines: Sequence[Line]) -> list[Measured]:
     """Return the lines of the studies that have records, each with its records."""
-    by_id = {run.id: run for run in records("studies")}
-    measured = [
-        Measured(line, tuple(by_id[planned.settings.id] for planned in line.runs if planned.settings.id in by_id))
-        for line in lines
-    ]
-    return [line for line in measured if line.records]
+    return measure(lines, records("studies"))
 
 
 def rows_from_studies(stream: str, buffer: int) -> dict[str, list[Record]]:

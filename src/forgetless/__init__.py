@@ -9,21 +9,27 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.20.0"
 
 if TYPE_CHECKING:
-    from forgetless import networks
-    from forgetless.config.catalogue import METHODS, NETWORKS, STREAMS
-    from forgetless.data.stream import Stream
-    from forgetless.fpf import FPF
-    from forgetless.methods import Method
-    from forgetless.repair.buffer import Buffer
-    from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune
-    from forgetless.repair.freezing import only
-    from forgetless.repair.groups import groups
-    from forgetless.repair.profile import Profile
-    from forgetless.repair.sensitivity import select, sensitivity
-    from forgetless.repair.settings import Finetune
-    from forgetless.training.contract import check
-    from forgetless.training.evaluation import evaluate
-    from forgetless.training.loop import train
+    from forgetless import networks as networks
+    from forgetless.config.catalogue import METHODS as METHODS
+    from forgetless.config.catalogue import NETWORKS as NETWORKS
+    from forgetless.config.catalogue import STREAMS as STREAMS
+    from forgetless.data.stream import Stream as Stream
+    from forgetless.fpf import FPF as FPF
+    from forgetless.methods import Method as Method
+    from forgetless.repair.buffer import Buffer as Buffer
+    from forgetless.repair.finetune import Finetuned as Finetuned
+    from forgetless.repair.finetune import NonFiniteError as NonFiniteError
+    from forgetless.repair.finetune import finetune as finetune
+    from forgetless.repair.freezing import only as only
+    from forgetless.repair.groups import groups as groups
+    from forgetless.repair.profile import Profile as Profile
+    from forgetless.repair.sensitivity import select as select
+    from forgetless.repair.sensitivity import sensitivity as sensitivity
+    from forgetless.repair.settings import Finetune as Finetune
+    from forgetless.training.contract import check as check
+    from forgetless.training.evaluation import evaluate as evaluate
+    from forgetless.training.loop import train as train
+
 
 # Where each name is; imported when it is first used, so that the command line starts without torch.
 _HOMES = {
@@ -42,43 +48,21 @@ _HOMES = {
     "evaluate": "forgetless.training.evaluation",
     "finetune": "forgetless.repair.finetune",
     "groups": "forgetless.repair.groups",
-    "networks": "forgetless",
+    "networks": "forgetless.networks",
     "only": "forgetless.repair.freezing",
     "select": "forgetless.repair.sensitivity",
     "sensitivity": "forgetless.repair.sensitivity",
     "train": "forgetless.training.loop",
 }
 
-__all__ = [
-    "FPF",
-    "METHODS",
-    "NETWORKS",
-    "STREAMS",
-    "Buffer",
-    "Finetune",
-    "Finetuned",
-    "Method",
-    "NonFiniteError",
-    "Profile",
-    "Stream",
-    "check",
-    "evaluate",
-    "finetune",
-    "groups",
-    "networks",
-    "only",
-    "select",
-    "sensitivity",
-    "train",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'forgetless' has no attribute {name!r}")
-    if name == "networks":
-        return import_module("forgetless.networks")
-    return getattr(import_module(_HOMES[name]), name)
+    module = import_module(_HOMES[name])
+    return getattr(module, name, module)  # ``networks`` is the module itself
 
 
 def __dir__() -> list[str]:

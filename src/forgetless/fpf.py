@@ -22,7 +22,6 @@ from forgetless.repair.finetune import Finetuned
 from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, check_arguments, check_labels, pack
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
-from forgetless.repair.selection import STILL
 from forgetless.repair.settings import Finetune, Memory, Tracking
 
 if TYPE_CHECKING:
@@ -32,11 +31,6 @@ FORMAT = 1  # of the state
 SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
-)
-WRONG_NETWORK = "Is this FPF around the network that the optimizer trains?"
-NO_CHOICE = (
-    "Call boundary() where the data shifts, use a smaller window (a task must have four), lower the threshold, or name "
-    "the groups; to repair the network as it is, use forgetless.finetune(model, fpf.buffer, names of tensors)"
 )
 
 
@@ -130,10 +124,11 @@ class FPF:
         self._group = process_group
         self.tracking = Tracking(window=window, detect=detect)
         self._repairer = Repairer(
-            model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head, agree=self._mean
+            model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
         )
+        self._selection, self._tracker = self._repairer.selection, self._repairer.tracker
         self._join()
-        self._repairer.tracker.start()
+        self._tracker.start()
         if autocast == torch.bfloat16 and self._home.type == "cpu" and not has_bf16():
             warn(SLOW_AUTOCAST, stacklevel=2)
 
@@ -166,7 +161,7 @@ class FPF:
             self._join()
             if held["seen"]:  # taken over from another FPF
                 self.buffer.load_state_dict(held | {"generator": None})
-        self._repairer.tracker.start()
+        self._tracker.start()
 
     def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
@@ -208,21 +203,20 @@ class FPF:
         self._repairer.mark_short_task()
         done = self._repairer.finetune(self.buffer, self._generator, self.processes)
         if done is None:
-            why = self._repairer.why_not()
-            advice = WRONG_NETWORK if why == STILL else NO_CHOICE
-            warn(f"nothing was finetuned in {self.step} steps: {why}. {advice}", stacklevel=2)
+            why = self._selection.why_not(self._tracker.task_changes())
+            warn(f"nothing was finetuned in {self.step} steps: {why}", stacklevel=2)
         return done
 
     def sensitivities(self) -> dict[str, float]:
         """Return S_g of each group, averaged over all shifts so far; empty before the first."""
-        return self._repairer.sensitivities()
+        return self._selection.scores(self._tracker.task_changes())
 
     def profile(self) -> Profile:
         """Return which groups move when the data shifts and which are finetuned; it prints as a table.
 
         Changes by finetunings between two shifts are included.
         """
-        return self._repairer.profile()
+        return self._selection.profile(self._tracker.task_changes(), len(self._tracker.between_tasks))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that ``observe`` and ``finish`` depend on besides the network, as tensors and plain data.
@@ -266,15 +260,13 @@ class FPF:
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
         self.processes = Processes(self._group)
+        self._tracker.agree = self.processes.mean
         self.processes.share(self.settings.batch, "batch")  # raises an error if there are more processes
         device = self._device or self._home
         seed = self._memory.seed + 1_000_003 * self.processes.rank
         capacity = self.processes.share(self._memory.capacity, "capacity")
         self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
-
-    def _mean(self, changes: Tensor) -> Tensor:
-        return self.processes.mean(changes)
 
     def _empty(self) -> list[int]:
         """Return the processes whose buffer is empty: if there is one, none of them finetunes."""

@@ -18,8 +18,7 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "together.py"
 def together(tmp_path_factory):
     """Return what one process, or each of two, wrote for a case."""
     folder = tmp_path_factory.mktemp("together")
-    for count in (1, 2):
-        in_processes(count, PROGRAM, folder)
+    in_processes(1, PROGRAM, folder)
     return lambda case, count: [
         json.loads((folder / f"{case}{count}-{rank}.json").read_text()) for rank in range(count)
     ]

@@ -13,7 +13,8 @@ from forgetless import Finetune, networks
 from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
 from forgetless.experiments import checkpoint
-from forgetless.experiments.checkpoint import CheckpointError, Writer, check, load, save
+from forgetless.experiments.checkpoint import CheckpointedRun, CheckpointError, Stop, check, load, save
+from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import Schedule
 from forgetless.methods import Method
 from forgetless.methods.derpp import DERpp
@@ -192,7 +193,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     text = json.dumps({"format": 9, "state": {}, "about": {}})
     save_file({}, tmp_path / "c", {"forgetless": text, "checksum": checkpoint._checksum(text, {})})
-    with pytest.raises(CheckpointError, match="it has format 9, this version reads 3"):
+    with pytest.raises(CheckpointError, match="it has format 9, this version reads 4"):
         load(tmp_path / "c")
 
 
@@ -224,22 +225,34 @@ def test_the_checksum_of_data_covers_labels_and_images():
     assert changed.checksum != before
 
 
-def test_the_writer_keeps_to_its_schedule(tmp_path, monkeypatch):
-    writer = Writer(tmp_path / "c", {}, Schedule(steps=20, seconds=None))
-    written = []
+def fake_run(out, steps):
+    """A run whose states are only step numbers, the file of its checkpoint, and the steps of its states."""
+    settings = resolve("seq-digits", "er", {})[0]
+    checkpointed = CheckpointedRun(settings, STREAM, out, Schedule(steps=steps), sources={})
+    taken = []
+
+    def observe(step, *, asked=False):
+        stop = Stop()
+        stop.since = 0.0 if asked else None
+        checkpointed.run = SimpleNamespace(state_dict=lambda: taken.append(step) or {"step": step})
+        assert checkpointed.observe(Stepped(step, 1, 1), stop) == asked
+
+    return observe, checkpointed.finish, checkpoint.path(out, settings), taken
+
+
+def test_checkpoints_keep_to_their_schedule(tmp_path, monkeypatch):
+    observe, finish, file, taken = fake_run(tmp_path, steps=20)
     for step in range(10, 101, 10):
-        if writer.due(step):
-            written.append(step)
-            writer.write({"step": step}, step)
-    assert written == [30, 50, 70, 90]
-    writer.write({"step": 100}, 100, now=True)
-    assert load(tmp_path / "c")[0] == {"step": 100}
+        observe(step)
+    assert taken == [30, 50, 70, 90]
+    observe(100, asked=True)
+    assert load(file)[0] == {"step": 100}
     monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="c could not be written: No space left on device"):
-        writer.write({"step": 110}, 110, now=True)
-    assert load(tmp_path / "c")[0] == {"step": 100}
-    writer.remove()
-    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="could not be written: No space left on device"):
+        observe(110, asked=True)
+    assert load(file)[0] == {"step": 100}
+    finish()
+    assert not list(file.parent.iterdir())
 
 
 def test_a_state_that_is_not_plain_is_refused():
@@ -299,16 +312,16 @@ def test_a_deterministic_run_resumes_on_a_gpu(name, repair, tmp_path):
 
 
 def test_only_the_last_checkpoint_must_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    writer = Writer(tmp_path / "file" / "c", {}, Schedule(steps=10, seconds=None))
-    writer.write({"step": 1}, 10)
+    observe, _, file, _ = fake_run(tmp_path, steps=1)
+    file.parent.touch()
+    observe(10)
     with pytest.warns(UserWarning, match="no checkpoint was written: "):
-        writer.write({"step": 2}, 20)
+        observe(20)
     with (
         pytest.warns(UserWarning, match="no checkpoint was written"),
         pytest.raises(OSError, match="File exists|Not a directory"),
     ):
-        writer.write({"step": 3}, 30, now=True)
+        observe(30, asked=True)
 
 
 def test_a_state_with_tensors_of_the_network_is_refused():

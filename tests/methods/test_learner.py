@@ -82,10 +82,10 @@ def test_flops_are_counted_once_and_added_each_time():
     mine = learner(network, small_stream())
     for _ in range(3):
         mine.run_counted("train", "key", lambda: network(torch.rand(2, 4)))
-    assert mine.ledger.to_dict() == {"train": 3 * 2 * 2 * 4 * 6}
+    assert mine.flops == {"train": 3 * 2 * 2 * 4 * 6}
     mine.spend("memory", 10)
     mine.spend("memory", 10, backward=True)
-    assert mine.ledger.flops("memory") == 10 * 2 * 24 + 10 * 6 * 24
+    assert mine.flops["memory"] == 10 * 2 * 24 + 10 * 6 * 24
 
 
 def test_without_declared_memory_there_is_no_buffer():
@@ -96,4 +96,4 @@ def test_without_declared_memory_there_is_no_buffer():
 def test_batch_norm_allows_counting_one_small_example():
     mine = learner(resnet18(6, channels=1, width=2), small_stream())  # 2×2 images: one pixel in the last blocks
     mine.spend("memory", 3)
-    assert mine.ledger.flops("memory") > 0
+    assert mine.flops["memory"] > 0

@@ -132,7 +132,7 @@ def test_retraining_moves_only_kept_weights(stream, make_network, make_learner):
     assert int(kept.sum()) == 5
     assert bool((model.fc1.weight[kept] != before.fc1.weight[kept]).any())
     assert not bool(model.fc1.weight[~kept].any())
-    assert learner.ledger.flops("consolidate") == 3 * 24 * (2 * 2 * (4 * 5 + 5 * 6) + 2 * 5 * 6)
+    assert learner.flops["consolidate"] == 3 * 24 * (2 * 2 * (4 * 5 + 5 * 6) + 2 * 5 * 6)
 
 
 def test_every_task_has_its_own_normalisation(stream, make_learner, train_task, normed):

@@ -18,7 +18,8 @@ def run_forked(count: int, main: Callable[..., None], *arguments: object) -> Non
         process.start()
     for process in processes:
         process.join()
-    sys.exit(any(process.exitcode for process in processes))
+    if any(process.exitcode for process in processes):
+        sys.exit(1)
 
 
 def _rank(rank: int, count: int, port: int, main: Callable[..., None], arguments: tuple[object, ...]) -> None:

@@ -1,6 +1,8 @@
-"""Started by test_processes.py under torchrun: digits through DistributedDataParallel and k-FPF, summaries as JSON.
+"""Started by test_distributed.py: digits through DistributedDataParallel and k-FPF in one and in two processes.
 
-    torchrun --nproc-per-node 2 together.py FOLDER
+    python together.py FOLDER
+
+Each process writes a summary of every case as JSON.
 
 ``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
 process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
@@ -15,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # DistributedDataParallel needs it; two processes would import it twice
 import torch.distributed as dist
 import torch.nn.functional as F
+from forked import run_forked
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -26,7 +30,7 @@ import forgetless
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    count, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    count, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if count > 1:
         dist.init_process_group("gloo")
     for case in ("whole", "sampled", "norm"):
@@ -103,4 +107,5 @@ def summary(case: str, count: int, rank: int) -> dict[str, Any]:
     }
 
 
-main(Path(sys.argv[1]))
+for processes in (1, 2):
+    run_forked(processes, main, Path(sys.argv[1]))

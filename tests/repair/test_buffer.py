@@ -144,8 +144,6 @@ def test_herding_equals_a_plain_search():
         distance = [numpy.linalg.norm(mean - (features.numpy()[[*picks, i]].sum(0)) / k) for i in rest]
         picks.append(rest[int(numpy.argmin(distance))])
     assert herd(features, 10).tolist() == picks
-    with pytest.raises(ValueError, match="count is 31; herding 30 rows needs 1 to 30"):
-        herd(features, 31)
 
 
 def test_replace_puts_new_rows_in_place_of_all():
@@ -213,10 +211,6 @@ def test_wrong_use_says_what_would_be_right():
         Buffer(4, policy="balanced").add({"x": torch.zeros(2)})
     with pytest.raises(KeyError, match="no column named 'z'"):
         Buffer(4)["z"]
-    full = Buffer(4)
-    full.add({"x": torch.zeros(2)})
-    with pytest.raises(ValueError, match="size is 0"):
-        full.draw(0)
 
 
 @pytest.mark.parametrize("policy", ["reservoir", "balanced"])

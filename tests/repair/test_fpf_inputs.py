@@ -162,7 +162,7 @@ def test_several_inputs_must_be_a_mapping():
         (
             {"forward": lambda model, x: (model(x),)},
             TypeError,
-            "forward returned a tuple; it must return logits, a tensor",
+            "forward returned a tuple, not a tensor of logits",
         ),
     ],
 )

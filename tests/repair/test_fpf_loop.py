@@ -411,7 +411,7 @@ def test_examples_taken_over_stay_when_the_network_moves():
     for x, y in list(shifting(shape))[:10]:
         old.observe(x, y)
     new.buffer.load_state_dict(old.buffer.state_dict())
-    new.buffer._device = torch.device("meta")  # as if it had been made when the network was on another device
+    new.buffer.device = torch.device("meta")  # as if it had been made when the network was on another device
     new.settle()
     assert new.buffer.device == torch.device("cpu")
     assert torch.equal(new.buffer["x"], old.buffer["x"])

@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import forgetless
 from forgetless import networks
-from forgetless.repair.groups import float_tensors, groups, is_norm, parameter_counts
+from forgetless.repair.groups import float_tensors, groups, is_norm
 from helpers import CNN, Transformer
 
 
@@ -44,6 +44,11 @@ class RMSNorm(nn.Module):
     def __init__(self):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(4))
+
+
+def parameter_counts(model, parts):
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    return {group: sum(sizes.get(name, 0) for name in names) for group, names in parts.items()}
 
 
 def assert_partition(model, parts):

@@ -78,11 +78,10 @@ def reproduce(
     with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
         for event in _watch_filters(runs, out) if item.filters else execute_sweep(runs, out, execution):
             progress.show(event)
-    measured = paper.read_measured(lines, out)
-    if not measured:
+    records = agreeing([found for run in runs if (found := record.find(out, run.settings))])
+    if not records:
         raise ValueError(f"all runs failed; {RETRY_HINT}")
-    records = agreeing(list({used.id: used for entry in measured for used in entry.records}.values()))
-    measured = paper.keep_records(measured, records)
+    measured = paper.measure(lines, records)
     for name in dict.fromkeys(entry.line.stream for entry in measured):
         print_line(name)
         _print_comparison([entry for entry in measured if entry.line.stream == name])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -58,7 +59,7 @@ class Processes:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the plain data of every process, by rank, with its tensors on the CPU."""
-        value = _on_cpu(value)
+        value = tree_map_only(Tensor, Tensor.cpu, value)
         if self.count == 1:
             return [value]
         values: list[Any] = [None] * self.count
@@ -71,12 +72,3 @@ class Processes:
             total = total.cuda()
         dist.all_reduce(total, group=self.group)
         return total.to(values.device)
-
-
-def _on_cpu(value: Any) -> Any:
-    """Return plain data with its tensors on the CPU."""
-    if isinstance(value, Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {name: _on_cpu(part) for name, part in value.items()}
-    return [_on_cpu(part) for part in value] if isinstance(value, list | tuple) else value

@@ -4,8 +4,6 @@ Every run has its own engine with its own CUDA stream, memory and random numbers
 therefore end exactly as each would alone.
 """
 
-from __future__ import annotations
-
 import platform
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.graphs import Graphs
-from forgetless.compute.precision import Bf16Weights, check_precision, cuda_switches, onednn_switch
+from forgetless.compute.precision import Bf16Weights, check_precision, cuda_switches, switched
 
 T = TypeVar("T")
 AHEAD = 2  # calls of ``active`` whose work may wait on the GPU before a run is no longer ``ready``
@@ -43,7 +41,6 @@ class Engine:
         self.device = find_device(device)
         check_precision(precision, self.device)
         self.precision = precision
-        self.deterministic = deterministic
         self.cuda = self.device.type == "cuda"
         self._index = torch.cuda.current_device() if self.cuda and self.device.index is None else self.device.index
         # On a CPU it helps only bf16: ResNet-18 on a Xeon with AMX, bf16 343 → 210 ms per step, fp32 542 → 574 ms.
@@ -56,7 +53,7 @@ class Engine:
         self._bf16 = Bf16Weights(self.persistent) if precision == "bf16" else None
         self._queued: deque[torch.cuda.Event] = deque(maxlen=AHEAD)
         self._waits = self._inside = False
-        self._onednn = True
+        self._switches = cuda_switches(precision, deterministic=deterministic) if self.cuda else []
         if self.cuda:
             wake_autograd(self.device)
         with self._fork():
@@ -83,8 +80,8 @@ class Engine:
         takes longer than they do. That saves 19 to 29 % of a step of the MLP at batch 10, and 10 to 17 % at batch 128
         (ablation-arm.json).
         """
-        arm = platform.machine() in ("aarch64", "arm64")
-        self._onednn = not (arm and small_products and self.precision == "fp32")
+        if platform.machine() in ("aarch64", "arm64") and small_products and not self.cuda and self.precision == "fp32":
+            self._switches = [(torch.backends.mkldnn, "enabled", False)]
         if self._graphs is not None:
             self._graphs.calls_before_capture = 2 if compiled else 1
 
@@ -92,12 +89,7 @@ class Engine:
     def active(self) -> Iterator[None]:
         """Within, use this run's CUDA stream, precision and global random numbers; restore the old ones on leaving."""
         self._waits = False
-        switches = (
-            cuda_switches(self.precision, deterministic=self.deterministic)
-            if self.cuda
-            else onednn_switch(enabled=self._onednn)
-        )
-        with self._fork(), switches:
+        with self._fork(), switched(self._switches):
             self._set_global_states(self._random)
             self._inside = True
             try:

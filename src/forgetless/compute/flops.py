@@ -1,4 +1,4 @@
-"""Count the FLOPs of a call with torch's counter, and add them up by phase.
+"""Count the FLOPs of a call with torch's counter.
 
 One multiply-add is 2 FLOPs. Matrix products, convolutions and attention count; elementwise operations do not. Only what
 is computed counts: a frozen layer has no weight gradient, there is no backward pass below the lowest trained layer, and
@@ -10,15 +10,13 @@ The importance of parameters in oEWC and MAS is counted in the paper's way too.
 groups. It leaves out attention on a CPU, a product fused with its ReLU, matrix-vector products and recurrent layers.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +28,14 @@ SMALL = 1_000_000  # a network with at most this many parameters is computed on 
 
 def count(call: Callable[[], object]) -> int:
     """Return the FLOPs of all that ``call()`` runs. On meta tensors nothing is computed, only counted."""
-    with _no_fast_path(), _no_compiler(), FlopCounterMode(display=False, custom_mapping=_CORRECTIONS) as counter:
-        call()
-    total: int = counter.get_total_flops()
-    return total
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its fused layers hide matrix products from the counter
+    try:
+        with _no_compiler(), FlopCounterMode(display=False, custom_mapping=_CORRECTIONS) as counter:
+            call()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+    return int(counter.get_total_flops())
 
 
 def forward_flops(model: nn.Module, x: Tensor) -> int:
@@ -63,36 +65,6 @@ def nominal_flops(model: nn.Module, x: Tensor) -> int:
     return 3 * forward_flops(model, x)
 
 
-@final
-class Ledger:
-    """Adds up FLOPs by phase. Each entry is the cost of one call and how often it was made."""
-
-    def __init__(self) -> None:
-        self._calls: dict[str, dict[int, int]] = {}
-
-    def add(self, phase: str, flops: int, calls: int = 1) -> None:
-        """Add ``calls`` calls that cost ``flops`` each."""
-        costs = self._calls.setdefault(phase, {})
-        costs[flops] = costs.get(flops, 0) + calls
-
-    def flops(self, phase: str | None = None) -> int:
-        """Return the FLOPs of one phase, or of all phases."""
-        phases = self._calls if phase is None else {phase: self._calls.get(phase, {})}
-        return sum(flops * calls for costs in phases.values() for flops, calls in costs.items())
-
-    def to_dict(self) -> dict[str, int]:
-        """Return the FLOPs of each phase, for a record."""
-        return {phase: self.flops(phase) for phase in self._calls}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the entries, for a checkpoint."""
-        return {phase: [[flops, calls] for flops, calls in costs.items()] for phase, costs in self._calls.items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the entries of ``state_dict``."""
-        self._calls = {phase: dict(costs) for phase, costs in state.items()}
-
-
 @contextmanager
 def _copies(model: nn.Module, x: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
     """Yield a copy of the model and its input to count on: meta tensors, or zeros on the CPU for a small network.
@@ -104,17 +76,6 @@ def _copies(model: nn.Module, x: Tensor) -> Iterator[tuple[nn.Module, Tensor]]:
     else:
         with torch.random.fork_rng(devices=()):  # dropout draws
             yield copy.deepcopy(model).to("cpu"), torch.zeros(x.shape, dtype=x.dtype)
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    """Switch off the fused layers of ``nn.TransformerEncoder``, which hide matrix products from the counter."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 @contextmanager
@@ -134,11 +95,11 @@ def _no_compiler() -> Iterator[None]:
     if function is None:
         yield
         return
-    setattr(function, _DISABLED, function)
+    setattr(function, "__dynamo_disable", function)
     try:
         yield
     finally:
-        delattr(function, _DISABLED)
+        delattr(function, "__dynamo_disable")
 
 
 def _convolution_backward(
@@ -160,20 +121,14 @@ def _recurrent(x: list[int], weights: list[list[int]], *args: Any, **kwargs: Any
     return 2 * math.prod(x[:-1]) * sum(math.prod(weight) for weight in weights if len(weight) > 1)
 
 
-def _twice(forward: Callable[..., int]) -> Callable[..., int]:
-    """Return the cost function of a backward pass: the gradients of inputs and of weights."""
-    return lambda *args, **kwargs: 2 * forward(*args, **kwargs)
-
-
-_DISABLED = "__dynamo_disable"
 _CORRECTIONS = {
     torch.ops.aten.convolution_backward: _convolution_backward,
     torch.ops.aten._addmm_activation: lambda bias, a, b, *_, **__: flop_counter.mm_flop(a, b),
     torch.ops.aten.mv: lambda matrix, vector, *_, **__: 2 * math.prod(matrix),
     torch.ops.aten.mkldnn_rnn_layer: _lstm,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _twice(_lstm),
+    torch.ops.aten.mkldnn_rnn_layer_backward: lambda *args, **kwargs: 2 * _lstm(*args, **kwargs),
     torch.ops.aten._cudnn_rnn: _recurrent,
-    torch.ops.aten._cudnn_rnn_backward: _twice(_recurrent),
+    torch.ops.aten._cudnn_rnn_backward: lambda *args, **kwargs: 2 * _recurrent(*args, **kwargs),
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *_, **__: (
         flop_counter.sdpa_flop_count(query, key, value)
     ),

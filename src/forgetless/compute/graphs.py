@@ -1,7 +1,5 @@
 """Capture functions into CUDA graphs and replay them."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress

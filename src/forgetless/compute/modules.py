@@ -1,7 +1,5 @@
 """Look inside modules: unwrap them, detect compiled and hooked ones, join names."""
 
-from __future__ import annotations
-
 from torch import nn
 
 
@@ -26,16 +24,9 @@ def compiled(model: nn.Module) -> bool:
 
 
 def without_reducer(model: nn.Module) -> nn.Module:
-    """Return the module to call for a forward pass without ``backward()``.
-
-    ``DistributedDataParallel`` would wait for the ``backward()``, so a model inside it is called directly.
-    """
-    inside = model
-    while inside is not unwrap(model):
-        if isinstance(inside, nn.parallel.DistributedDataParallel):
-            return unwrap(model)
-        inside = next(inside.children())
-    return model
+    """Return the module to call for a forward pass without ``backward()``, for which DDP would wait."""
+    waits = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
+    return unwrap(model) if waits else model
 
 
 def joined(path: str, name: str) -> str:

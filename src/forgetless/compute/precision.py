@@ -1,9 +1,7 @@
 """Compute in fp32, tf32 or bf16: which device supports which, torch's switches, and weights in bf16."""
 
-from __future__ import annotations
-
 import platform
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -36,44 +34,28 @@ def check_precision(precision: str, device: torch.device) -> None:
 
 
 @contextmanager
-def cuda_switches(precision: str, *, deterministic: bool) -> Iterator[None]:
-    """Set torch's global switches of precision and determinism on CUDA, and restore them on leaving."""
-    cudnn = torch.backends.cudnn
-    benchmark, was_deterministic, tf32 = cudnn.benchmark, cudnn.deterministic, _get_tf32()
-    _set_tf32(("ieee", "ieee") if precision == "fp32" else ("tf32", "tf32"))
+def switched(switches: Sequence[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set global switches of torch, each an object, an attribute and its value, and restore them on leaving."""
+    before = [getattr(switch, name) for switch, name, _ in switches]
+    try:
+        for switch, name, value in switches:
+            setattr(switch, name, value)
+        yield
+    finally:
+        for (switch, name, _), value in zip(switches, before, strict=True):
+            setattr(switch, name, value)
+
+
+def cuda_switches(precision: str, *, deterministic: bool) -> list[tuple[Any, str, Any]]:
+    """Return torch's switches of precision and determinism on CUDA."""
+    matmul, tf32 = torch.backends.cuda.matmul, precision != "fp32"
+    cudnn: Any = torch.backends.cudnn
     # On an H200 cuDNN's heuristics chose as well as its benchmark did, which takes seconds for every new shape.
-    cudnn.benchmark, cudnn.deterministic = False, deterministic
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = benchmark, was_deterministic
-        _set_tf32(tf32)
-
-
-@contextmanager
-def onednn_switch(*, enabled: bool) -> Iterator[None]:
-    """Switch oneDNN off on a CPU if ``enabled`` is false, and restore torch's global switch on leaving."""
-    switch: Any = torch.backends.mkldnn
-    before = switch.enabled
-    switch.enabled = before and enabled
-    try:
-        yield
-    finally:
-        switch.enabled = before
-
-
-def _get_tf32() -> tuple[Any, Any]:
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        return torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision  # type: ignore[attr-defined]
-    return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32  # before torch 2.9
-
-
-def _set_tf32(values: tuple[Any, Any]) -> None:
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = values  # type: ignore[attr-defined]
-    else:
-        allowed = [value == "tf32" if isinstance(value, str) else value for value in values]
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
+    switches = [(cudnn, "benchmark", False), (cudnn, "deterministic", deterministic)]
+    if not hasattr(matmul, "fp32_precision"):  # before torch 2.9
+        return [*switches, (matmul, "allow_tf32", tf32), (cudnn, "allow_tf32", tf32)]
+    value = "tf32" if tf32 else "ieee"
+    return [*switches, (matmul, "fp32_precision", value), (cudnn.conv, "fp32_precision", value)]
 
 
 @final

@@ -3,23 +3,19 @@
 The tables are frozen. A path to a user's own object, ``package.module:object``, is valid wherever a name is.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 POLICIES = ("reservoir", "balanced")  # how a buffer samples
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of a table."""
 
     path: str  # module:object

@@ -13,8 +13,6 @@ A value that is not a field is checked by the same rules: ``check_value("window"
 torch.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

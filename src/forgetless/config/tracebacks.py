@@ -1,7 +1,5 @@
 """Find the lines of a user's own code that an error came from. Imports no torch."""
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from pathlib import Path

@@ -4,8 +4,6 @@ Each function takes the data folder (default: ``readers.files.data_folder()``) a
 of the stream or the seed of a random order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +23,8 @@ def seq_digits(root: Path | None = None, order: Order = None) -> Stream:
 
 def large_digits(order: Order = None) -> Stream:
     """Return the digits at 32×32, every pixel repeated 4×4 times, for networks that need larger images."""
-
-    def enlarge(split: Split) -> Split:
-        return Split(split.x.repeat_interleave(4, dim=2).repeat_interleave(4, dim=3), split.y)
-
-    return replace(seq_digits(order=order).map(enlarge), name="large-digits")
+    large = seq_digits(order=order).map(lambda s: Split(s.x.repeat_interleave(4, 2).repeat_interleave(4, 3), s.y))
+    return replace(large, name="large-digits")
 
 
 def seq_mnist(root: Path | None = None, order: Order = None) -> Stream:

@@ -1,7 +1,5 @@
 """Build streams from tensors, data sets, image folders and domains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,17 +106,12 @@ def split_by_class(
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise ValueError(f"sizes {list(sizes)} add up to {classes} classes, but the labels go from {low} to {high}")
-    rank = torch.empty(classes, dtype=torch.int64)
-    rank[torch.tensor(list(order))] = torch.arange(classes)
-
-    def of_task(split: Split, start: int, size: int) -> Split:
-        y = rank[split.y]
-        rows = ((y >= start) & (y < start + size)).nonzero()[:, 0]
-        return Split(split.x[rows], y[rows])
-
+    rank = torch.tensor(list(order)).argsort()  # the new label of each class
+    train, test = Split(train.x, rank[train.y]), Split(test.x, rank[test.y])
     tasks, start = [], 0
     for size in sizes:
-        tasks.append(Task(of_task(train, start, size), of_task(test, start, size), tuple(range(start, start + size))))
+        learned, tested = (split.where((split.y >= start) & (split.y < start + size)) for split in (train, test))
+        tasks.append(Task(learned, tested, tuple(range(start, start + size))))
         start += size
     return Stream(name, tuple(tasks), classes, "class", **prepare)
 

@@ -3,8 +3,6 @@
 Nothing that is downloaded is unpickled. From an archive only plain files and folders below the target are unpacked.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -15,6 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from stat import S_ISLNK
 
 from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError, md5
 
@@ -117,25 +116,22 @@ def _extract(archive: Path, folder: str) -> None:
     """Extract a zip or tar archive after a check of all its members."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
-            members = zipped.infolist()
-            plain = [(member.external_attr >> 16) & 0o170000 != 0o120000 for member in members]  # 0o12…: a link
-            _check([member.filename for member in members], plain, sum(m.file_size for m in members), archive)
+            infos = zipped.infolist()
+            _check(archive, [(info.filename, not S_ISLNK(info.external_attr >> 16), info.file_size) for info in infos])
             zipped.extractall(folder)
     else:
         with tarfile.open(archive) as tar:
-            entries = tar.getmembers()
-            plain = [entry.isfile() or entry.isdir() for entry in entries]
-            _check([entry.name for entry in entries], plain, sum(entry.size for entry in entries), archive)
+            _check(archive, [(info.name, info.isfile() or info.isdir(), info.size) for info in tar.getmembers()])
             tar.extractall(folder, filter="data")
 
 
-def _check(names: list[str], plain: list[bool], size: int, archive: Path) -> None:
-    """Raise ``DataError`` if a member is not a plain file or lies outside of the target, or if they are too large."""
-    for name, is_plain in zip(names, plain, strict=True):
+def _check(archive: Path, members: list[tuple[str, bool, int]]) -> None:
+    """Raise ``DataError`` for a member outside of the target or not a plain file, or if all are too large."""
+    for name, plain, _ in members:
         parts = name.replace("\\", "/").split("/")
         if not parts[0] or ".." in parts or ":" in parts[0]:
             raise DataError(f"{archive.name} is refused: it holds {name!r}, which lies outside of the target folder")
-        if not is_plain:
+        if not plain:
             raise DataError(f"{archive.name} is refused: it holds {name!r}, which is not a plain file")
-    if size > LIMIT:
+    if sum(size for _, _, size in members) > LIMIT:
         raise DataError(f"{archive.name} is refused: it unpacks to more than {LIMIT >> 30} GiB")

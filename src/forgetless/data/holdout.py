@@ -1,7 +1,5 @@
 """Choose which examples of a data set are held out as its test or validation set."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b

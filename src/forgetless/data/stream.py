@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -101,48 +101,43 @@ class Stream:
     def __post_init__(self) -> None:
         if not self.tasks:
             raise ValueError(f"stream {self.name!r} has no tasks")
-        problem = self._problem()
-        for number, task in enumerate(self.tasks, start=1):
-            problem = problem or self._problem_of(task, number)
-        if problem:
+        if problem := next(self._problems(), None):
             raise ValueError(f"stream {self.name!r}: {problem}")
 
-    def _problem(self) -> str | None:
-        """Return what is wrong with the scenario or the preparation of images, or ``None``."""
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong with the scenario, the preparation of images and the examples of each task."""
         if self.scenario not in ("class", "domain"):
-            return f"scenario is {self.scenario!r}; it must be class or domain"
+            yield f"scenario is {self.scenario!r}; it must be class or domain"
         if (self.pad or self.flip) and len(self.shape) != 3:
-            return f"pad and flip need images (channels, height, width), but an example has shape {self.shape}"
+            yield f"pad and flip need images (channels, height, width), but an example has shape {self.shape}"
         if bool(self.mean) != bool(self.std):
-            return f"mean is {self.mean} and std is {self.std}; give both or neither"
+            yield f"mean is {self.mean} and std is {self.std}; give both or neither"
         channels = self.shape[0] if self.shape else 1
         if not {len(self.mean), len(self.std)} <= {0, 1, channels}:
-            return f"mean is {self.mean} and std is {self.std}; give one number per channel ({channels}) or one for all"
+            yield f"mean is {self.mean} and std is {self.std}; give one number per channel ({channels}) or one for all"
         pixels = min(self.shape[-2:], default=0)
         if self.mirror and not 0 < self.pad < pixels:
-            return f"mirror is on and pad is {self.pad}; pad must be 1 or more and below the images' {pixels} pixels"
-        return None
-
-    def _problem_of(self, task: Task, number: int) -> str | None:
-        """Return what is wrong with the examples of a task, or ``None``."""
-        for split, kind in ((task.train, "training"), (task.test, "test")):
-            if not len(split):
-                return f"task {number} has no {kind} examples"
-            dtype = self.tasks[0].train.x.dtype
-            if (split.x.shape[1:], split.x.dtype) != (self.shape, dtype):
-                return (
-                    f"the {kind} examples of task {number} are {split.x.dtype} of shape {tuple(split.x.shape[1:])}, "
-                    f"but the first are {dtype} of shape {self.shape}; all must have the same type and shape"
-                )
-        trained, tested = (set(split.y.unique().tolist()) for split in (task.train, task.test))
-        listed = ", ".join(map(str, task.classes))
-        if not set(task.classes) <= set(range(self.classes)):
-            return f"task {number} has classes {listed}; with {self.classes} classes they must be below {self.classes}"
-        if missing := set(task.classes) - trained:
-            return f"task {number} has no training example of class {min(missing)}"
-        if foreign := (trained | tested) - set(task.classes):
-            return f"task {number} has examples of class {min(foreign)}, but its classes are {listed}"
-        return None
+            yield f"mirror is on and pad is {self.pad}; pad must be 1 or more and below the images' {pixels} pixels"
+        dtype = self.tasks[0].train.x.dtype
+        for number, task in enumerate(self.tasks, start=1):
+            for split, kind in ((task.train, "training"), (task.test, "test")):
+                if not len(split):
+                    yield f"task {number} has no {kind} examples"
+                shape = tuple(split.x.shape[1:])
+                if (shape, split.x.dtype) != (self.shape, dtype):
+                    yield (
+                        f"the {kind} examples of task {number} are {split.x.dtype} of shape {shape}, but the first are "
+                        f"{dtype} of shape {self.shape}; all must have the same type and shape"
+                    )
+            trained, tested = (set(split.y.unique().tolist()) for split in (task.train, task.test))
+            classes, listed = set(task.classes), ", ".join(map(str, task.classes))
+            if not classes <= set(range(self.classes)):
+                below = f"with {self.classes} classes they must be below {self.classes}"
+                yield f"task {number} has classes {listed}; {below}"
+            if missing := classes - trained:
+                yield f"task {number} has no training example of class {min(missing)}"
+            if foreign := (trained | tested) - classes:
+                yield f"task {number} has examples of class {min(foreign)}, but its classes are {listed}"
 
     @cached_property
     def checksum(self) -> str:

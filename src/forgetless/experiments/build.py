@@ -43,10 +43,9 @@ def build_method(settings: Settings) -> Method:
         raise ValueError(f"method {settings.method!r} is not a subclass of forgetless.methods.Method")
     options = check_options(settings.method, settings.options)
     try:
-        method: Method = kind(**options)
+        return kind(**options)
     except TypeError as error:  # a setting has no value, or an abstract method is not implemented
         raise ValueError(f"{settings.method} cannot be made: {error}") from error
-    return method
 
 
 def build_network(settings: Settings, stream: Stream) -> nn.Module:
@@ -82,10 +81,10 @@ def _keeps_contract(settings: Settings) -> bool:
     """Return whether a user's method passes ``forgetless.check``; warn if it does not."""
     try:
         check(lambda: build_method(settings))
+        return True
     except Exception as error:  # a user's method may fail on the contract's small stream in any way
         warnings.warn(f"{settings.method} is not captured into CUDA graphs, which is slower: {error}", stacklevel=3)
         return False
-    return True
 
 
 def _call(kind: str, name: str, make: Any, offered: Mapping[str, Any]) -> Any:

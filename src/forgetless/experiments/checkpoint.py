@@ -33,7 +33,7 @@ from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.events import Event, Stepped
 from forgetless.training.plain import check_plain, flatten, unflatten
 
-FORMAT = 3
+FORMAT = 4
 NAME = "checkpoint.safetensors"
 
 
@@ -60,10 +60,9 @@ class Stop:
         signal.signal(signal.SIGINT, self._ask if interrupts else signal.SIG_IGN)
 
     def _ask(self, number: int, frame: object) -> None:
-        if self.since is None:
-            self.since = time.monotonic()
-        elif time.monotonic() - self.since > 1:
+        if self.since is not None and time.monotonic() - self.since > 1:
             raise KeyboardInterrupt
+        self.since = self.since or time.monotonic()
 
 
 def path(out: Path, settings: Settings) -> Path:
@@ -73,9 +72,9 @@ def path(out: Path, settings: Settings) -> Path:
 
 def save(state: Mapping[str, Any], about: Mapping[str, Any], file: Path) -> None:
     """Write a state and what it belongs to. It replaces the checkpoint before."""
-    named: dict[str, Tensor] = {}
-    plain = flatten(state, named)
-    tensors = {name: _detach(tensor) for name, tensor in named.items()}
+    tensors: dict[str, Tensor] = {}
+    plain = flatten(state, tensors)
+    tensors = {name: _detach(tensor) for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, "about": about, "state": plain})
     write_whole(pack(tensors, {"forgetless": text, "checksum": _checksum(text, tensors)}), file)
 
@@ -123,69 +122,11 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
 
 
 @final
-class Writer:
-    """Writes the checkpoints of one run by a schedule, in a thread, while the run continues."""
-
-    def __init__(self, file: Path, about: Mapping[str, Any], schedule: Schedule) -> None:
-        self.file, self._about, self._schedule = file, dict(about), schedule
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._pending: Future[None] | None = None
-        self._step: int | None = None
-        self._time = time.monotonic()
-
-    def due(self, step: int) -> bool:
-        """Return whether a checkpoint is due at this step."""
-        self._settle(wait=False)
-        if self._step is None:
-            self._step = step - 1
-        steps, seconds = self._schedule.steps, self._schedule.seconds
-        late = steps is not None and step - self._step >= steps
-        return late or (seconds is not None and time.monotonic() - self._time >= seconds)
-
-    def write(self, state: Mapping[str, Any], step: int, *, now: bool = False) -> None:
-        """Write a checkpoint in the background; a failure becomes a warning.
-
-        With ``now``, wait until it is written, and raise the error of a failure.
-        """
-        self._settle(wait=True)
-        self._step, self._time = step, time.monotonic()
-        self._pending = self._thread.submit(self._save, state)
-        if now:
-            pending, self._pending = self._pending, None
-            pending.result()
-
-    def skip(self, step: int, error: Exception) -> None:
-        """Leave out a checkpoint and warn; the next one is due as if this had been written."""
-        self._step, self._time = step, time.monotonic()
-        warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
-
-    def remove(self) -> None:
-        """Wait for the last checkpoint, and delete it because the run has its record."""
-        self._settle(wait=True)
-        self._thread.shutdown()
-        with suppress(OSError):
-            self.file.unlink(missing_ok=True)
-            sweep_up(self.file.parent)
-
-    def _save(self, state: Mapping[str, Any]) -> None:
-        """Write a state, unless a weight is NaN: no run could resume from it, so the checkpoint before stays."""
-        weights = state.get("network", {}).values()
-        if not any(bool(weight.cpu().isnan().any()) for weight in weights if weight.is_floating_point()):
-            save(state, self._about, self.file)
-
-    def _settle(self, *, wait: bool) -> None:
-        """Warn if the checkpoint under way has failed; with ``wait``, wait for it first."""
-        if self._pending is not None and (wait or self._pending.done()):
-            pending, self._pending = self._pending, None
-            try:
-                pending.result()
-            except (OSError, RuntimeError, MemoryError) as error:  # a full disk, say: the record may still fit
-                warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
-
-
-@final
 class CheckpointedRun:
-    """A run that resumes from its checkpoint in ``out``, if there is one, and writes further ones by a schedule."""
+    """A run that resumes from its checkpoint in ``out``, if there is one, and writes further ones by a schedule.
+
+    A thread writes them while the run continues.
+    """
 
     def __init__(
         self,
@@ -199,42 +140,83 @@ class CheckpointedRun:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         """Load the checkpoint and build the run, which starts from ``state`` where there is no checkpoint."""
-        self._writer: Writer | None = None
-        if isinstance(out, Path):  # an object store holds no checkpoints
-            file = path(out, settings)
-            about = describe(settings, stream, sources)
+        self.settings, self.sources = settings, sources
+        self._file = path(out, settings) if isinstance(out, Path) else None  # an object store holds no checkpoints
+        self._schedule = schedule or Schedule()
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[None] | None = None
+        self._step: int | None = None
+        self._time = time.monotonic()
+        if self._file is not None:
+            self._about = describe(settings, stream, sources)
             with suppress(FileNotFoundError):
-                state, stored = load(file)
-                check(stored, about, file)
-            self._writer = Writer(file, about, schedule or Schedule())
+                state, stored = load(self._file)
+                check(stored, self._about, self._file)
         self.run = build_run(settings, stream, eager=eager, state=state)
 
     def observe(self, event: Event, stop: Stop) -> bool:
-        """Write a checkpoint if one is due; return whether the run must end here because of ``stop``."""
+        """Write a checkpoint if one is due; return whether the run must end here because of ``stop``.
+
+        A failure becomes a warning. The last checkpoint, which ``stop`` asks for, is written at once, or an error is
+        raised.
+        """
         asked = stop.since is not None
-        if self._writer is None:
+        if self._file is None:
             return asked
-        if not isinstance(event, Stepped) or not (asked or self._writer.due(event.step)):
+        if not isinstance(event, Stepped) or not (asked or self._due(event.step)):
             return False
         try:
             state = self.run.state_dict()
             check_plain(state or {})
         except TypeError as error:  # a user's method has a state that is not plain
             warnings.warn(f"no checkpoints are written: {error}", stacklevel=2)
-            self._writer = None
+            self._file = None
             return asked
         except (RuntimeError, MemoryError) as error:  # there is no memory for a copy of the state
-            self._writer.skip(event.step, error)
-            return asked
-        if state is None:  # the run cannot stop at this step
-            return False
-        self._writer.write(state, event.step, now=asked)
+            warnings.warn(f"no checkpoint was written: {error}", stacklevel=2)
+        else:
+            if state is None:  # the run cannot stop at this step
+                return False
+            self._settle(wait=True)
+            if asked:
+                self._save(state, self._file)
+            else:
+                self._pending = self._thread.submit(self._save, state, self._file)
+        self._step, self._time = event.step, time.monotonic()
         return asked
 
     def finish(self) -> None:
-        """Remove the checkpoint of a run that has its record."""
-        if self._writer is not None:
-            self._writer.remove()
+        """Wait for the last checkpoint, and remove it because the run has its record."""
+        self._settle(wait=True)
+        self._thread.shutdown()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+                sweep_up(self._file.parent)
+
+    def _due(self, step: int) -> bool:
+        """Return whether a checkpoint is due at this step."""
+        self._settle(wait=False)
+        if self._step is None:
+            self._step = step - 1
+        steps, seconds = self._schedule.steps, self._schedule.seconds
+        late = steps is not None and step - self._step >= steps
+        return late or (seconds is not None and time.monotonic() - self._time >= seconds)
+
+    def _save(self, state: Mapping[str, Any], file: Path) -> None:
+        """Write a state, unless a weight is NaN: no run could resume from it, so the checkpoint before stays."""
+        weights = state.get("network", {}).values()
+        if not any(bool(weight.cpu().isnan().any()) for weight in weights if weight.is_floating_point()):
+            save(state, self._about, file)
+
+    def _settle(self, *, wait: bool) -> None:
+        """Warn if the checkpoint under way has failed; with ``wait``, wait for it first."""
+        if self._pending is not None and (wait or self._pending.done()):
+            pending, self._pending = self._pending, None
+            try:
+                pending.result()
+            except (OSError, RuntimeError, MemoryError) as error:  # a full disk, say: the record may still fit
+                warnings.warn(f"no checkpoint was written: {error}", stacklevel=3)
 
 
 def describe(settings: Settings, stream: Stream, sources: Mapping[str, str]) -> dict[str, Any]:

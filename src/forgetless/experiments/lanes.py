@@ -13,7 +13,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import final
 
 import torch
 
@@ -66,72 +65,55 @@ def interleave(starts: Sequence[Start], lanes: int = LANES, *, isolate: bool = F
         lanes: The most runs at a time. Once memory has run out, the number of runs that fitted.
         isolate: A run that raises an error ends with ``Crash``. Otherwise the error is raised here.
     """
-    return _Lanes(starts, lanes, isolate=isolate).events()
+    active: dict[int, Run] = {}
+    waiting = deque(range(len(starts)))
+    urgent: deque[int] = deque()  # postponed runs, and starts that were appended
+    retried: set[int] = set()  # runs that were alone when memory ran out
+    known, device = len(starts), torch.device("cpu")  # the device of the latest run
 
-
-@final
-class _Lanes:
-    """The runs under way and those that wait."""
-
-    def __init__(self, starts: Sequence[Start], lanes: int, *, isolate: bool) -> None:
-        self._starts, self._lanes, self._isolate = starts, lanes, isolate
-        self._active: dict[int, Run] = {}
-        self._waiting = deque(range(len(starts)))
-        self._urgent: deque[int] = deque()  # postponed runs, and starts that were appended
-        self._known = len(starts)
-        self._retried: set[int] = set()  # runs that were alone when memory ran out
-        self._device = torch.device("cpu")  # of the latest run
-
-    def events(self) -> Generator[tuple[int, Turn]]:
-        while self._has_next() or self._active:
-            while self._has_next() and len(self._active) < self._lanes:
-                _release_memory(self._device)
-                yield from self._turn((self._urgent or self._waiting).popleft())
-            ready = [number for number, run in self._active.items() if run.engine.ready()]
-            for number in ready:
-                yield from self._turn(number)
-            if not ready:
-                time.sleep(2e-5)
-
-    def _has_next(self) -> bool:
-        """Return whether a run waits to be started."""
-        self._urgent.extend(range(self._known, len(self._starts)))
-        self._known = len(self._starts)
-        return bool(self._urgent or self._waiting)
-
-    def _turn(self, number: int) -> Generator[tuple[int, Turn]]:
-        """Start or advance a run and yield its event, if there is one."""
-        event = self._advance(number)
-        if isinstance(event, Ended):
-            del self._active[number]
-        if event is not None:
-            yield number, event
-        if isinstance(event, Postponed):
-            _release_memory(self._device, now=True)
-
-    def _advance(self, number: int) -> Turn | None:
-        """Return the next event of a run; nothing here may keep a run that is over alive."""
+    def advance(number: int) -> Turn | None:
+        """Start a run, or return its next event; nothing here may keep a run that is over alive."""
+        nonlocal lanes, device
         try:
-            if number in self._active:
-                return next(self._active[number])
-            if (run := self._starts[number]()) is not None:
-                self._active[number] = run
-                self._device = run.engine.device
+            if number in active:
+                return next(active[number])
+            if (run := starts[number]()) is not None:
+                active[number], device = run, run.engine.device
             return None
         except Exception as error:  # a run may hold a user's method, and must not stop the others
-            had_started = self._active.pop(number, None) is not None
+            had_started = active.pop(number, None) is not None
             if had_started and isinstance(error, StopIteration):  # the reader of its events has closed it
                 return None
-            if isinstance(error, torch.cuda.OutOfMemoryError) and (self._active or number not in self._retried):
-                if self._active:
-                    self._lanes = len(self._active)
+            if isinstance(error, torch.cuda.OutOfMemoryError) and (active or number not in retried):
+                if active:
+                    lanes = len(active)
                 else:
-                    self._retried.add(number)
-                self._urgent.append(number)
+                    retried.add(number)
+                urgent.append(number)
                 return Postponed()
-            if not self._isolate:
+            if not isolate:
                 raise
             return Crash.from_error(error)
+
+    while active or waiting or urgent or known < len(starts):
+        urgent.extend(range(known, len(starts)))
+        known = len(starts)
+        if (urgent or waiting) and len(active) < lanes:
+            _release_memory(device)
+            turns = [(urgent or waiting).popleft()]
+        else:
+            turns = [number for number, run in active.items() if run.engine.ready()]
+        for number in turns:
+            event = advance(number)
+            if isinstance(event, Ended):
+                del active[number]
+            if event is not None:
+                yield number, event
+            if isinstance(event, Postponed):
+                _release_memory(device, now=True)
+            del event  # it may hold the network of a run that is over
+        if not turns:
+            time.sleep(2e-5)
 
 
 def _release_memory(device: torch.device, *, now: bool = False) -> None:

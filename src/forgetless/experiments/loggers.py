@@ -88,11 +88,10 @@ def wandb(
             run = library.init(project=project, config=dict(settings or {}), **init)
         except library.Error as error:  # no key or no network
             raise ValueError(f"wandb could not start: {error}") from error
-
-        def log(values: Mapping[str, float], step: int) -> None:
-            run.log(dict(values), step=step)
-
-        return log, lambda status: run.finish(exit_code=int(status != "FINISHED"))
+        return (
+            lambda values, step: run.log(dict(values), step=step),
+            lambda status: run.finish(exit_code=int(status != "FINISHED")),
+        )
 
     return _logged(events, opened)
 

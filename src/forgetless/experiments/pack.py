@@ -19,7 +19,7 @@ from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped, de
 from forgetless.experiments.jobs import LANES
 from forgetless.experiments.lanes import Crash, Postponed, interleave
 from forgetless.experiments.record import Record
-from forgetless.experiments.run import make_record, write_record
+from forgetless.experiments.run import finish
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, check_folder
 from forgetless.training.events import Ended, Event, Trained
@@ -28,7 +28,6 @@ from forgetless.training.plain import copied
 from forgetless.training.state import fits
 
 PATIENCE = 20.0  # seconds that runs get to reach a step with a state, once they are asked to stop
-
 
 Streams = dict[tuple[object, ...], Stream]  # by ``stream_key``, on the device of their runs
 
@@ -81,7 +80,7 @@ def run_lanes(
             yield member.settings, outcome
         if pack.stopped():
             break
-    if pack.stopped():
+    if pack.stop.since is not None:
         pack.save_shared()
         raise Stopped
 
@@ -116,23 +115,29 @@ class _Pack:
         self._plan(_Member(first, sharing=[settings for settings in sharing if settings is not first]))
 
     def observe(self, member: _Member, event: Event | Postponed | Crash) -> Record | Crash | None:
-        """Return the outcome of a run, if this event decides it."""
-        if isinstance(event, Postponed):
-            self._close(member)
-            return None
+        """Write checkpoints, share the training, and return the outcome of a run if this event decides it."""
+        active, over = member.active, True
         outcome: Record | Crash | None = None
-        if isinstance(event, Crash):
-            outcome, member.active = event, None
-        else:
-            try:
-                outcome = self._keep(member, event)
-            except Exception as error:  # a full disk, or a user's method: the other runs continue
-                self._close(member)
-                outcome = Crash.from_error(error)
-        if member.active is None:
-            member.state = None
-            if member.sharing:  # the training left no state to share
-                self.plan_training(member.sharing)
+        try:
+            if isinstance(event, Crash):
+                outcome = event
+            elif active is not None and isinstance(event, Ended):
+                outcome = finish(active, event.result, self.out)
+            elif active is not None and isinstance(event, Trained):
+                self._share(member, active.run)
+                over = False
+            elif active is not None and not isinstance(event, Postponed):
+                over = active.observe(event, self.stop)
+        except Exception as error:  # a full disk, or a user's method: the other runs continue
+            outcome = Crash.from_error(error)
+        if over:
+            if active is not None:
+                active.run.close()
+            member.active = None
+            if not isinstance(event, Postponed):
+                member.state = None
+                if member.sharing:  # the training left no state to share
+                    self.plan_training(member.sharing)
         return outcome
 
     def stopped(self) -> bool:
@@ -146,14 +151,13 @@ class _Pack:
         if not isinstance(self.out, Path):  # an object store holds no checkpoints
             return
         for member in self.members:
-            if member.state is None or member.active is not None:
-                continue
-            settings = member.settings
-            about = describe(settings, self.streams[stream_key(settings)], self.sources.get(settings.id, {}))
-            try:
-                checkpoint.save(member.state, about, checkpoint.path(self.out, settings))
-            except OSError as error:
-                warnings.warn(f"no checkpoint was written: {error}", stacklevel=2)
+            settings, state = member.settings, member.state
+            if state is not None and member.active is None:
+                about = describe(settings, self.streams[stream_key(settings)], self.sources.get(settings.id, {}))
+                try:
+                    checkpoint.save(state, about, checkpoint.path(self.out, settings))
+                except OSError as error:
+                    warnings.warn(f"no checkpoint was written: {error}", stacklevel=2)
 
     def _plan(self, member: _Member) -> None:
         self.members.append(member)
@@ -169,27 +173,9 @@ class _Pack:
         if key not in self.streams:
             stream, device = build_stream(settings), find_device(settings.device)
             self.streams[key] = stream.to(device, images=fits(stream, device))
-        sources, state = self.sources.get(settings.id, {}), copied(member.state)
-        member.active = CheckpointedRun(
-            settings, self.streams[key], self.out, self.schedule, sources=sources, state=state
-        )
+        how = {"sources": self.sources.get(settings.id, {}), "state": copied(member.state)}
+        member.active = CheckpointedRun(settings, self.streams[key], self.out, self.schedule, **how)
         return member.active.run
-
-    def _keep(self, member: _Member, event: Event) -> Record | None:
-        """Return the record at the end of a run; before that, write checkpoints and share the training."""
-        active, settings = member.active, member.settings
-        assert active is not None
-        if isinstance(event, Ended):
-            finished = make_record(settings, self.sources.get(settings.id, {}), event.result)
-            write_record(finished, self.out)
-            active.finish()
-            member.active = None
-            return finished
-        if isinstance(event, Trained):
-            self._share(member, active.run)
-        elif active.observe(event, self.stop):
-            self._close(member)
-        return None
 
     def _share(self, member: _Member, run: Run) -> None:
         """Plan the runs that share this training, from its state at the end."""
@@ -199,8 +185,3 @@ class _Pack:
                 for settings in member.sharing:
                     self._plan(_Member(settings, member.state))
                 member.sharing = []
-
-    def _close(self, member: _Member) -> None:
-        if member.active is not None:
-            member.active.run.close()
-            member.active = None

@@ -1,20 +1,7 @@
 """Plans: TOML files that expand into runs. Imports no torch.
 
 Every list in a plan expands into a grid. The settings at the top apply to every ``[[runs]]`` block, and each block
-expands into a grid of its own:
-
-    stream = "seq-digits"
-    seeds = 3                       # 0, 1, 2; or seed = [0, 5]
-    buffer = [100, 200]
-
-    [[runs]]
-    method = ["er", "derpp"]
-    repair = ["none", "fpf"]
-
-    [[runs]]
-    method = "sgd"
-    repair = "k-fpf"
-    every = [50, 100]
+expands into a grid of its own (docs/runs.md has an example). ``seeds = 3`` is short for ``seed = [0, 1, 2]``.
 
 For a setting whose value is itself a list (``groups``, ``freeze``, ``order``), a list of lists expands into the grid.
 """
@@ -93,25 +80,19 @@ def _check_block(block: Mapping[str, Any]) -> None:
 
 def _expand_grid(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the lists among ``values``."""
-    choices: dict[str, list[Any]] = {}
-    for name, value in values.items():
-        if name == "seeds":
-            check_value("seeds", value, int, least=1)
-            choices["seed"] = list(range(value))
-        else:
-            choices[name] = _choices(name, value)
+    choices = {"seed" if name == "seeds" else name: _choices(name, value) for name, value in values.items()}
     for combination in itertools.product(*choices.values()):
         yield dict(zip(choices, combination, strict=True))
 
 
 def _choices(name: str, value: Any) -> list[Any]:
     """Return the values that a setting takes in a grid."""
+    if name == "seeds":
+        return list(range(check_value("seeds", value, int, least=1)))
     if not isinstance(value, list):
         return [value]
     if not value:
         raise ValueError(f"{name} is an empty list; it must have at least one value")
     declared = run_settings().get(name)
-    if declared is not None and declared.takes_list:
-        is_range = any(isinstance(member, list) or member in ("auto", "all") for member in value)
-        return value if is_range else [value]
-    return value
+    is_range = any(isinstance(member, list) or member in ("auto", "all") for member in value)
+    return value if is_range or declared is None or not declared.takes_list else [value]

@@ -14,14 +14,9 @@ Values = Mapping[str, Any]
 
 
 @cache
-def _tables() -> Mapping[str, Values]:
-    """Return the content of ``presets.toml``."""
-    return read_toml(Path(__file__).with_suffix(".toml"))
-
-
 def preset_table(name: str) -> Values:
     """Return a table of ``presets.toml``, such as ``"stream_defaults"``, by stream or by method."""
-    return _tables()[name]
+    return read_toml(Path(__file__).with_suffix(".toml"))[name]  # type: ignore[no-any-return]
 
 
 def repair_defaults(repair: str) -> Values:
@@ -66,9 +61,8 @@ def preset(
         rows.append(f"{repair}+{method}")
     if distils and repair == "k-fpf":
         rows.append(f"k-fpf-kd+{method}")
-    searched = preset_table("searched").get(stream, {})
     for row in rows:
-        take(searched.get(row, {}), f"searched on validation, {row}")
+        take(preset_table("searched").get(stream, {}).get(row, {}), f"searched on validation, {row}")
     searched = preset_table("searched_for").get(stream, {}).get(network, {})
     for row in rows:
         take(searched.get(row, {}), f"searched on validation, {row} with {network}")

@@ -69,8 +69,7 @@ def folder(name: str | Path) -> Path:
         from upath import UPath
     except ImportError:
         raise ImportError(f"{name} needs universal-pathlib: pip install 'forgetless[store]'") from None
-    store: Any = UPath(name)
-    return store  # type: ignore[no-any-return]
+    return UPath(name)  # type: ignore[return-value]
 
 
 def path(out: Path, settings: Settings) -> Path:
@@ -197,9 +196,8 @@ def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
         fitting.append(record)
     most = {key: max(sets, key=len)[0] for key, sets in alike.items()}
     judged = [(record, mismatch(most[key_without_seed(record)], record)) for record in records]
-    return [record for record, problem in judged if problem is None], [
-        f"{record.id}: {problem}" for record, problem in judged if problem is not None
-    ]
+    problems = [f"{record.id}: {problem}" for record, problem in judged if problem is not None]
+    return [record for record, problem in judged if problem is None], problems
 
 
 def mismatch(first: Record, other: Record) -> str | None:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -59,27 +60,24 @@ def run(
     stop = stop or Stop()
     stream = build_stream(settings) if stream is None else stream
     checkpointed = CheckpointedRun(settings, stream, out, schedule, sources=sources or {}, eager=eager)
-    result = None
     with closing(log(checkpointed.run)) as events:
         for event in events:
             on_event(event)
-            if isinstance(event, Ended):
-                result = event.result
-            elif checkpointed.observe(event, stop):
+            if not isinstance(event, Ended) and checkpointed.observe(event, stop):
                 raise Stopped
-    assert result is not None
-    finished = make_record(settings, sources or {}, result)
-    write_record(finished, out)
-    checkpointed.finish()
-    return finished
+    assert isinstance(event, Ended)
+    return finish(checkpointed, event.result, out)
 
 
-def write_record(finished: Record, out: Path | None) -> None:
-    """Write the record of a finished run into ``out``, or into the temporary folder if the disk is full."""
-    if out is None:
-        return
+def finish(checkpointed: CheckpointedRun, result: Result, out: Path | None) -> Record:
+    """Return the record of a run that has ended. Write it to ``out`` and remove the run's checkpoint.
+
+    If the disk is full, the record is written to the temporary folder.
+    """
+    finished = make_record(checkpointed.settings, checkpointed.sources, result)
     try:
-        record.write(finished, out / finished.id / record.NAME)
+        if out is not None:
+            record.write(finished, out / finished.id / record.NAME)
     except OSError as error:
         spare = Path(tempfile.gettempdir()) / f"forgetless-{finished.id}.json"
         try:
@@ -87,30 +85,33 @@ def write_record(finished: Record, out: Path | None) -> None:
         except OSError:
             raise error from None
         raise OSError(error.errno, f"{error.strerror}; the record was saved as {spare}: copy it there") from error
+    checkpointed.finish()
+    return finished
 
 
 def make_record(settings: Settings, sources: Mapping[str, str], result: Result) -> Record:
     """Return the record of a run's result."""
-    matrix, task_il = _round_rows(result.accuracy_matrix), _round_rows(result.task_il_matrix)
+    matrix, task_il = _rounded(result.accuracy_matrix), _rounded(result.task_il_matrix)
     # A method that learns only at the end, as GDumb does, has nothing to forget before, unless anytime tests it there.
     forgets = settings.anytime or catalogue.load("method", settings.method).finish is Method.finish
     repairs = settings.finetune is not None
     on_gpu = settings.device.startswith("cuda")
+    versions = {module.__name__: module.__version__ for module in (forgetless, torch, numpy)}
     return Record(
         id=settings.id,
         label=settings.label,
         settings=settings.to_dict(),
         sources=dict(sources),
-        accuracy=round(metrics.accuracy(matrix), 3),
-        task_il_accuracy=round(metrics.accuracy(task_il), 3),
-        anytime=_round_all(metrics.anytime(matrix)),
-        forgetting=_round(metrics.forgetting(matrix)) if forgets else None,
-        backward_transfer=_round(metrics.backward_transfer(matrix)) if forgets else None,
-        forward_transfer=_round(metrics.forward_transfer(matrix, result.untrained)) if forgets else None,
+        accuracy=_rounded(metrics.accuracy(matrix)),
+        task_il_accuracy=_rounded(metrics.accuracy(task_il)),
+        anytime=_rounded(metrics.anytime(matrix)),
+        forgetting=_rounded(metrics.forgetting(matrix)) if forgets else None,
+        backward_transfer=_rounded(metrics.backward_transfer(matrix)) if forgets else None,
+        forward_transfer=_rounded(metrics.forward_transfer(matrix, result.untrained)) if forgets else None,
         accuracy_matrix=matrix,
         task_il_matrix=task_il,
-        untrained=_round_all(result.untrained),
-        before_finetuning=None if result.before_finetuning is None else _round_all(result.before_finetuning),
+        untrained=_rounded(result.untrained),
+        before_finetuning=_rounded(result.before_finetuning),
         sensitivity={group.name: group.sensitivity for group in result.profile.groups},
         chosen=list(result.profile.chosen) if repairs else [],
         share=result.profile.share if repairs else 0.0,
@@ -122,7 +123,7 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
         flops=result.flops,
         seconds=result.seconds,
         steps=result.steps,
-        versions=_versions(),
+        versions=versions | {"python": platform.python_version()},
         device=torch.cuda.get_device_name(settings.device) if on_gpu else f"{platform.machine()} CPU",
         engine=result.engine,
         tensor_changes={name: [float(f"{v:.4g}") for v in values] for name, values in result.tensor_changes.items()},
@@ -130,19 +131,8 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
     )
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    modules = {"forgetless": forgetless, "torch": torch, "numpy": numpy}
-    return {name: module.__version__ for name, module in modules.items()} | {"python": platform.python_version()}
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
-
-
-def _round_all(values: tuple[float, ...] | list[float]) -> list[float]:
-    return [round(value, 3) for value in values]
-
-
-def _round_rows(matrix: tuple[tuple[float, ...], ...]) -> list[list[float]]:
-    return [_round_all(row) for row in matrix]
+def _rounded(value: Any) -> Any:
+    """Return a number, or all numbers of nested sequences, with three digits; ``None`` stays."""
+    if isinstance(value, float):
+        return round(value, 3)
+    return None if value is None else [_rounded(part) for part in value]

@@ -55,7 +55,12 @@ def sweep(runs: Sequence[Planned], out: Path, execution: Execution | None = None
     for settings_id, run in {run.settings.id: run for run in runs}.items():
         error_file = error_path(out, run.settings)
         if record.path(out, run.settings).exists():
-            yield _existing(run.settings, out)
+            try:
+                record.read_run(out, run.settings)
+            except (ValueError, OSError) as error:  # the file is corrupt
+                yield RunFailed(run.settings, str(error), earlier=False)
+            else:
+                yield RunDone(run.settings, earlier=True)
         elif error_file.exists() and not execution.retry:
             yield RunFailed(run.settings, json.loads(error_file.read_text())["error"], earlier=True)
         else:
@@ -70,15 +75,6 @@ def sweep(runs: Sequence[Planned], out: Path, execution: Execution | None = None
 def error_path(out: Path, settings: Settings) -> Path:
     """Return the file that holds the error of a failed run."""
     return out / settings.id / "error.json"
-
-
-def _existing(settings: Settings, out: Path) -> RunDone | RunFailed:
-    """Return the event for a run whose record file exists: it has failed if the file is corrupt."""
-    try:
-        record.read_run(out, settings)
-    except (ValueError, OSError) as error:
-        return RunFailed(settings, str(error), earlier=False)
-    return RunDone(settings, earlier=True)
 
 
 def _conclude(settings: Settings, outcome: Outcome, out: Path) -> RunDone | RunFailed:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
 from forgetless.repair.objective import call
 
+HOOKS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()  # those that collect batches
 CALLS = 64  # forward passes kept per batch; a model that is called after an interrupt must not fill the memory
 
 
@@ -60,7 +62,6 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._training = ""  # identifies this training in its checkpoints; the same in all processes
         self._batches: deque[Observation] = deque(maxlen=CALLS)  # since the last optimiser step
         self._columns: set[str] | None = None  # the inputs that are stored, decided by the first batch
-        self._hook: RemovableHandle | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **named: Any
@@ -74,7 +75,10 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         elif self.tasks and self.fpf.step:
             self.fpf.boundary()
         self._batches = deque(maxlen=CALLS * args.gradient_accumulation_steps)
-        self._add_hook()
+        network = unwrap(self.fpf.model)
+        if network in HOOKS:  # left by a training that was interrupted
+            HOOKS[network].remove()
+        HOOKS[network] = network.register_forward_hook(self._collect, with_kwargs=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Observe the batches of this optimiser step."""
@@ -84,22 +88,18 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 "FPFCallback(fpf, labels=...). With compute_loss_func the Trainer does not pass the labels to the "
                 "model: compute the loss in the model instead"
             )
-        batches = list(self._batches)
+        batch = joined(self._batches)
         self._batches.clear()
-        self._remove_hook()  # the finetuning calls the model too
-        try:
-            self.fpf.observe(*joined(batches))
-        finally:
-            self._add_hook()
+        self.fpf.observe(*batch)
+        self._batches.clear()  # the finetuning calls the model too
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Stop collecting batches."""
-        self._remove_hook()
+        HOOKS.pop(unwrap(self.fpf.model)).remove()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the state of this process into the checkpoint."""
-        assert args.output_dir is not None
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
         torch.save({"saved": self._save_id(), "fpf": self.fpf.state_dict()}, folder / self._file_name())
 
@@ -109,19 +109,6 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def _save_id(self) -> str:
         return f"{self._training}-{self.fpf.step}"
-
-    def _add_hook(self) -> None:
-        network = unwrap(self.fpf.model)
-        for number, hook in list(network._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), FPFCallback):  # left by a training that was interrupted
-                del network._forward_hooks[number]
-                network._forward_hooks_with_kwargs.pop(number, None)
-        self._hook = network.register_forward_hook(self._collect, with_kwargs=True)
-
-    def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
 
     def _collect(self, model: nn.Module, arguments: Any, named: dict[str, Any], output: Any) -> None:
         labels = named.get(self.labels)
@@ -144,7 +131,7 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                 )
         inputs = {name: value for name, value in tensors.items() if name in self._columns}
         logits = output.get("logits") if isinstance(output, Mapping) else None
-        self._batches.append(Observation(inputs, labels.detach(), None if logits is None else logits.detach()))
+        self._batches.append((inputs, labels.detach(), None if logits is None else logits.detach()))
 
     def _load(self, args: TrainingArguments, state: TrainerState) -> None:
         """Load the state from the checkpoint that training resumes from."""

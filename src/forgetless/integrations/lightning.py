@@ -70,17 +70,12 @@ class FPFCallback(Callback):
         if any(id(parameter) not in fitted for parameter in self.fpf.model.parameters()):
             raise ValueError("fpf is around another network than the one being fitted: make FPF(module) from that one")
         self._batches, self._steps = [], trainer.global_step
-        self.fpf.settle()
-        if self._state is not None:
-            self._load()
-        elif self.tasks and self.fpf.step:
+        if not self._load() and self.tasks and self.fpf.step:
             self.fpf.boundary()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the state of a checkpoint whose training had ended, so that nothing started."""
-        if self._state is not None:
-            self.fpf.settle()
-            self._load()
+        self._load()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -94,7 +89,7 @@ class FPFCallback(Callback):
                     f"distill is {self.fpf.settings.distill}, which needs logits: return "
                     "{'loss': loss, 'logits': logits} from training_step"
                 )
-            self._batches.append(Observation(*self.split(batch), logits))
+            self._batches.append((*self.split(batch), logits))
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             batches, self._batches = self._batches, []
@@ -109,8 +104,11 @@ class FPFCallback(Callback):
         """Keep the state of a checkpoint until its training resumes."""
         self._state = state_dict
 
-    def _load(self) -> None:
-        assert self._state is not None
+    def _load(self) -> bool:
+        """Load the state of a checkpoint, if there is one, and return whether there was."""
+        self.fpf.settle()
+        if self._state is None:
+            return False
         states, self._state = self._state["ranks"], None
         if len(states) != self.fpf.processes.count:
             raise ValueError(
@@ -118,3 +116,4 @@ class FPFCallback(Callback):
                 f"buffer cannot be redistributed: start {len(states)} processes"
             )
         self.fpf.load_state_dict(states[self.fpf.processes.rank])
+        return True

@@ -6,8 +6,6 @@ g is the gradient of the batch, r that of a batch drawn from the memory. The mem
 every task, drawn at the end of the task.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

@@ -5,8 +5,6 @@
 x' is drawn from a reservoir, z' are its logits when it was stored. Two forward passes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -16,6 +14,7 @@ from torch import Tensor
 from forgetless.config.fields import setting
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
+from forgetless.methods.sgd import sgd_step
 
 
 @final
@@ -28,12 +27,10 @@ class DER(Method):
     alpha: float = setting(0.3, "Weight α of the distance to the stored logits.", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        if len(learner.buffer):
-            old = learner.recall()
-            logits, old_logits = learner.forward_each(batch.x, old["x"])
-            loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(old_logits, old["logits"])
-        else:
-            logits = learner.forward(learner.augment(batch.x))
-            loss = F.cross_entropy(logits, batch.y)
+        if not len(learner.buffer):
+            return sgd_step(learner, batch)
+        old = learner.recall()
+        logits, old_logits = learner.forward_each(batch.x, old["x"])
+        loss = F.cross_entropy(logits, batch.y) + self.alpha * F.mse_loss(old_logits, old["logits"])
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

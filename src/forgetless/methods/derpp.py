@@ -5,8 +5,6 @@
 (x', z') and (x'', y'') are independent draws from a reservoir, z' the logits when x' was stored. Three forward passes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -16,6 +14,7 @@ from torch import Tensor
 from forgetless.config.fields import setting
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
+from forgetless.methods.sgd import sgd_step
 
 
 @final
@@ -29,14 +28,12 @@ class DERpp(Method):
     beta: float = setting(0.5, "Weight β of the loss on the stored labels.", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        if len(learner.buffer):
-            dark, labelled = learner.recall(), learner.recall()
-            logits, dark_logits, labelled_logits = learner.forward_each(batch.x, dark["x"], labelled["x"])
-            loss = F.cross_entropy(logits, batch.y)
-            loss = loss + self.alpha * F.mse_loss(dark_logits, dark["logits"])
-            loss = loss + self.beta * F.cross_entropy(labelled_logits, labelled["y"])
-        else:
-            logits = learner.forward(learner.augment(batch.x))
-            loss = F.cross_entropy(logits, batch.y)
+        if not len(learner.buffer):
+            return sgd_step(learner, batch)
+        dark, labelled = learner.recall(), learner.recall()
+        logits, dark_logits, labelled_logits = learner.forward_each(batch.x, dark["x"], labelled["x"])
+        loss = F.cross_entropy(logits, batch.y)
+        loss = loss + self.alpha * F.mse_loss(dark_logits, dark["logits"])
+        loss = loss + self.beta * F.cross_entropy(labelled_logits, labelled["y"])
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

@@ -5,8 +5,6 @@
 Batch and replayed examples share one forward pass, so batch norm sees both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

@@ -9,8 +9,6 @@ statistics of the batch. In evaluation mode z would be wrong, since the running 
 of stored images. Deviation: these passes do not move the running statistics towards the new images.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -22,6 +20,7 @@ from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.learner import Batch, Learner, evaluating, restoring_buffers
 from forgetless.methods.method import Method
+from forgetless.methods.sgd import sgd_step
 
 
 @final
@@ -34,13 +33,11 @@ class FDR(Method):
     alpha: float = setting(0.3, "Weight α of the distance to the stored outputs.", least=0)
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        if len(learner.buffer):
-            old = learner.recall()
-            logits, old_logits = learner.forward_each(batch.x, old["x"])
-            loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(old_logits, old["logits"])
-        else:
-            logits = learner.forward(learner.augment(batch.x))
-            loss = F.cross_entropy(logits, batch.y)
+        if not len(learner.buffer):
+            return sgd_step(learner, batch)
+        old = learner.recall()
+        logits, old_logits = learner.forward_each(batch.x, old["x"])
+        loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(old_logits, old["logits"])
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
 

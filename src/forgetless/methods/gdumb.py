@@ -11,11 +11,9 @@ The network learns only at the end of the stream. Its accuracies after earlier t
 so forgetting and transfer mean nothing, except in a run with ``anytime``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
@@ -39,13 +37,11 @@ class GDumb(Method):
     lr_high: float = setting(0.05, "Highest learning rate.", above=0)
     lr_low: float = setting(0.0005, "Lowest learning rate.", least=0)
     cutmix: float = setting(0.5, "Probability that a batch is mixed by CutMix.", least=0, most=1)
-    epoch: int = field(default=0, init=False, repr=False)  # finished epochs over the memory
-    numbers: Tensor | None = field(default=None, init=False, repr=False)  # state of the CPU generator after them
-    initial: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the network before the stream
 
     def begin(self, learner: Learner) -> None:
-        self.epoch, self.numbers = 0, None
-        self.initial = [tensor.detach().clone() for tensor in learner.network.state_dict().values()]
+        self.epoch = 0  # finished epochs over the memory
+        self.numbers: Tensor | None = None  # state of the CPU generator after them
+        self.initial = [tensor.clone() for tensor in learner.network.state_dict().values()]
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         return torch.zeros((), device=learner.device), {}
@@ -53,7 +49,8 @@ class GDumb(Method):
     def finish(self, learner: Learner) -> Iterator[None]:
         device = learner.device
         if self.epoch == 0:
-            self._restore_initial(learner)  # k-FPF may have finetuned the network
+            for tensor, value in zip(learner.network.state_dict().values(), self.initial, strict=True):
+                tensor.copy_(value)  # k-FPF may have finetuned the network
         chance = torch.Generator()
         if self.numbers is None:
             chance.manual_seed(int(torch.randint(2**31, (), generator=learner.generator, device=device)))
@@ -76,11 +73,6 @@ class GDumb(Method):
             self.epoch, self.numbers = epoch + 1, chance.get_state()
             yield
         self.epoch, self.numbers = 0, None
-
-    @torch.no_grad()
-    def _restore_initial(self, learner: Learner) -> None:
-        for tensor, value in zip(learner.network.state_dict().values(), self.initial, strict=True):
-            tensor.copy_(value)
 
     def _fit(self, learner: Learner, rows: Tensor, rate: Tensor, box: Tensor | None) -> None:
         """Take one step on these rows of the memory, mixed by CutMix if ``box`` is given."""

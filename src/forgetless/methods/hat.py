@@ -20,12 +20,9 @@ two tasks. A finetune (FPF, k-FPF) ignores gates and masks and moves weights tha
 network predicts without gates, in task-IL too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, final
 
@@ -36,7 +33,7 @@ from torch import Tensor, nn
 from forgetless.compute.modules import joined, unwrap
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.layers import Layers, find_layers, forward_hooks, probe, unit_count
+from forgetless.methods.layers import find_layers, forward_hooks, probe
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 from forgetless.repair.groups import is_norm
@@ -53,25 +50,17 @@ class HAT(Method):
     scenarios: ClassVar[tuple[str, ...]] = ("class",)
     s_max: float = setting(400.0, "Steepness of the gates at the end of an epoch and in testing.", above=1)
     c: float = setting(0.75, "Weight of the regulariser, which keeps units free for later tasks.")
-    hidden: list[str] = field(default_factory=list, init=False, repr=False)  # the layers with gates, in order
-    output: str = field(default="", init=False, repr=False)
-    embeddings: list[Tensor] = field(default_factory=list, init=False, repr=False)  # (tasks, units) of each layer
-    used: list[Tensor] = field(default_factory=list, init=False, repr=False)  # A, (units,) of each layer
-    masks: list[Tensor] = field(default_factory=list, init=False, repr=False)  # of each parameter
-    place: Tensor = field(default_factory=lambda: torch.zeros(()), init=False, repr=False)  # batches in this task
-    ended: int = field(default=0, init=False, repr=False)  # number of finished tasks
 
     def begin(self, learner: Learner) -> None:
-        layers = find_layers(learner)
-        check_chain(learner, layers)
-        self.hidden, self.output = layers
-        sizes = [unit_count(unwrap(learner.network).get_submodule(name)) for name in self.hidden]
-        draw = partial(torch.randn, generator=learner.generator, device=learner.device)
-        self.embeddings = [draw(learner.tasks, size) for size in sizes]
-        self.used = [torch.zeros(size, device=learner.device) for size in sizes]
-        self.place = torch.zeros((), dtype=torch.int64, device=learner.device)
-        self.ended = 0
-        self.masks = self._masks(learner)
+        self.hidden, self.output = find_layers(learner)  # the layers with gates, in order
+        check_chain(learner, self.hidden, self.output)
+        network, device = unwrap(learner.network), learner.device
+        sizes = [len(network.get_submodule(name).get_parameter("weight")) for name in self.hidden]
+        self.embeddings = [torch.randn(learner.tasks, n, generator=learner.generator, device=device) for n in sizes]
+        self.used = [torch.zeros(size, device=device) for size in sizes]  # A, (units,) of each layer
+        self.place = torch.zeros((), dtype=torch.int64, device=device)  # batches in this task
+        self.ended = 0  # number of finished tasks
+        self.masks = self._masks(learner)  # of each parameter
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         s = steepness(self.place, math.ceil(learner.examples[batch.task] / learner.batch), self.s_max)
@@ -112,7 +101,13 @@ class HAT(Method):
         return [torch.sigmoid(self.s_max * table[task]) for table in self.embeddings]
 
     def _forward_gated(self, learner: Learner, x: Tensor, gates: Sequence[Tensor]) -> Tensor:
-        return learner.engine.forward(Gated(unwrap(learner.network), dict(zip(self.hidden, gates, strict=True))), x)
+        network = unwrap(learner.network)
+        hooks: dict[str, Callable[..., Any]] = {}
+        for name, gate in zip(self.hidden, gates, strict=True):
+            shaped = gate[:, None, None] if isinstance(network.get_submodule(name), nn.Conv2d) else gate
+            hooks[name] = lambda _, __, output, gate=shaped: output * gate
+        with forward_hooks(network, hooks):
+            return learner.engine.forward(network, x)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
         return {"embeddings": list(self.embeddings), "used": list(self.used), "place": self.place, "ended": self.ended}
@@ -158,31 +153,12 @@ def compensated(gradient: Tensor, embedding: Tensor, s: Tensor, s_max: float) ->
     return gradient * (s_max / s) * (steep.cosh() + 1) / (embedding.cosh() + 1)
 
 
-@final
-class Gated(nn.Module):
-    """A network whose layers' outputs are multiplied by gates, with hooks that exist only during a call."""
-
-    def __init__(self, network: nn.Module, gates: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.network = network
-        self.gates = dict(gates)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hooks: dict[str, Callable[..., Any]] = {}
-        for name, gate in self.gates.items():
-            shaped = gate[:, None, None] if isinstance(self.network.get_submodule(name), nn.Conv2d) else gate
-            hooks[name] = lambda _, __, output, gate=shaped: output * gate
-        with forward_hooks(self.network, hooks):
-            logits: Tensor = self.network(x)
-        return logits
-
-
-def check_chain(learner: Learner, layers: Layers) -> None:
+def check_chain(learner: Learner, hidden: list[str], output: str) -> None:
     """Raise ``ValueError`` unless each layer sees only the layer before it, and sees zeros if that layer is all 0."""
     network = unwrap(learner.network)
     kind = type(network).__name__
-    names = [*layers.hidden, layers.output]
-    if not layers.hidden:
+    names = [*hidden, output]
+    if not hidden:
         raise ValueError(f"hat gates the units before the output layer, and {kind} has none; use mlp or vgg11")
     for name, next_name in pairwise(names):
         seen: list[Tensor] = []

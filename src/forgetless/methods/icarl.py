@@ -12,11 +12,9 @@ Deviations from the DER authors' code: they mix the exemplars into the task's im
 them. Their weight decay adds w · ‖θ‖² to the loss; here, as for all methods, its gradient is w · θ, half of theirs.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
@@ -36,11 +34,10 @@ class ICaRL(Method):
 
     memory: ClassVar[str] = "own"
     scenarios: ClassVar[tuple[str, ...]] = ("class",)
-    former: nn.Module | None = field(default=None, init=False, repr=False)  # the network before this task
-    means: Tensor | None = field(default=None, init=False, repr=False)  # (classes, features), until the network moves
 
     def begin(self, learner: Learner) -> None:
-        self.former = self.means = None
+        self.former: nn.Module | None = None  # the network before this task
+        self.means: Tensor | None = None  # (classes, features), until the network moves
         if not callable(getattr(learner.network, "features", None)):
             raise ValueError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
         if learner.buffer.capacity < learner.classes:

@@ -5,8 +5,6 @@
 I_j is the importance of a weight and θ*_j its value at the end of a task.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -15,6 +13,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from forgetless.data.stream import Task
 from forgetless.methods.learner import Learner, evaluating
+
+PairFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 def add_penalty(
@@ -27,17 +27,13 @@ def add_penalty(
 
 
 def mean_over_task(
-    learner: Learner,
-    task: Task,
-    examples: int,
-    value: Callable[[Tensor, Tensor], Tensor],
-    reduce: Callable[[Tensor, Tensor], Tensor],
+    learner: Learner, task: Task, examples: int, value: PairFunction, reduce: PairFunction
 ) -> list[Tensor]:
     """Return the mean over training examples of a function of their gradients, for each trained parameter.
 
     ``value`` computes what is differentiated, from the outputs (1, classes) and the label (1,) of one example.
-    ``reduce`` sums over gradients (examples, …) and values (examples,). The examples are evenly spread. The passes are
-    in evaluation mode, since batch norm would mix the examples.
+    ``reduce`` sums over gradients (examples, …) and values (examples,). The ``examples``, all if that is 0, are evenly
+    spread. The passes are in evaluation mode, since batch norm would mix the examples.
     """
     network = learner.network
     trained = {id(parameter) for parameter in learner.parameters}
@@ -51,7 +47,7 @@ def mean_over_task(
     gradients_and_values = vmap(grad_and_value(value_of_example), in_dims=(None, 0, 0))
     room = 1_000_000_000 if learner.device.type == "cuda" else 20_000_000  # gradient elements in memory at once
     size = max(1, room // sum(tensor.numel() for tensor in free.values()))
-    count = example_count(examples, task)
+    count = min(examples or len(task.train), len(task.train))
     rows = torch.arange(count, device=task.train.y.device) * len(task.train) // count
     total = {name: torch.zeros_like(tensor) for name, tensor in free.items()}
     with evaluating(network):
@@ -59,15 +55,5 @@ def mean_over_task(
             gradients, values = gradients_and_values(free, learner.plain(part.x), part.y)
             for name, gradient in gradients.items():
                 total[name] += reduce(gradient, values)
+    learner.spend("consolidate", count, backward=True)
     return [tensor / count for tensor in total.values()]
-
-
-def example_count(limit: int, task: Task) -> int:
-    """Return the number of training examples to use: at most ``limit``, or all if that is 0."""
-    return min(limit or len(task.train), len(task.train))
-
-
-def copy_like(parameters: Iterable[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies with the memory layout of the parameters, on which the last bits of their sums depend."""
-    pairs = zip(parameters, tensors, strict=True)
-    return [torch.empty_like(parameter.detach()).copy_(tensor) for parameter, tensor in pairs]

@@ -5,8 +5,6 @@
 It trains for the same number of epochs over all tasks as other methods train over each task.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, final
 

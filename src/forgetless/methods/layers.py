@@ -1,10 +1,8 @@
 """What MIR, PackNet and HAT share: the layers of a network in order, and a network with other weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -28,15 +26,8 @@ class WithWeights(nn.Module):
         return logits
 
 
-class Layers(NamedTuple):
-    """The names of the Linear and Conv2d layers before the output layer, once per call, and of the output layer."""
-
-    hidden: list[str]
-    output: str
-
-
-def find_layers(learner: Learner) -> Layers:
-    """Return the layers of the learner's network in the order in which they compute."""
+def find_layers(learner: Learner) -> tuple[list[str], str]:
+    """Return the names of the Linear and Conv2d layers before the output layer, as they are called, and of that one."""
     network = unwrap(learner.network)
     called: list[str] = []
     hooks: dict[str, Callable[..., Any]] = {
@@ -45,15 +36,10 @@ def find_layers(learner: Learner) -> Layers:
         if isinstance(module, nn.Linear | nn.Conv2d)
     }
     probe(learner, hooks)
-    if not called or unit_count(network.get_submodule(called[-1])) != learner.classes:
+    if not called or len(network.get_submodule(called[-1]).get_parameter("weight")) != learner.classes:
         wanted = f"a Linear or Conv2d layer of {learner.classes} outputs, one per class"
         raise ValueError(f"{type(network).__name__} does not end with {wanted}, so tasks have no separate heads")
-    return Layers(called[:-1], called[-1])
-
-
-def unit_count(layer: nn.Module) -> int:
-    """Return the number of outputs of a Linear layer or of channels of a Conv2d layer."""
-    return len(layer.get_parameter("weight"))
+    return called[:-1], called[-1]
 
 
 @torch.no_grad()

@@ -1,8 +1,7 @@
 """Hold what a method trains with: the network, its optimizer, the buffer, augmentation and random numbers."""
 
-from __future__ import annotations
-
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.compute.engine import Engine
-from forgetless.compute.flops import Ledger, count, forward_flops, nominal_flops
+from forgetless.compute.flops import count, forward_flops, nominal_flops
 from forgetless.data.augment import Preparation
 from forgetless.data.stream import Stream
 from forgetless.methods.loader import batch_sizes
@@ -61,16 +60,8 @@ class Batch:
 class Learner:
     """Trains a network by SGD without momentum: θ ← θ − lr · (∇L + weight_decay · θ).
 
-    Args:
-        network: The network to train.
-        stream: The tasks.
-        lr: The learning rate.
-        batch: The number of examples per batch.
-        replay: The number of examples per draw from the buffer.
-        weight_decay: The factor of θ that is added to the gradient.
-        buffer: The buffer; None if the method has none.
-        engine: The engine of the run.
-        seed: The seed of augmentation and replay.
+    The training loop constructs it. ``replay`` is the number of examples per draw from the buffer, and ``seed`` is the
+    seed of augmentation and replay.
     """
 
     def __init__(
@@ -96,11 +87,9 @@ class Learner:
         foreign = [[label not in task.classes for label in range(stream.classes)] for task in stream.tasks]
         self.foreign = torch.tensor(foreign, device=self.device)  # (tasks, classes): whether a class is not in a task
         self.generator = engine.generator(seed)
-        self.ledger = Ledger()
-        self.costs: dict[object, int] = {}  # FLOPs of what was counted
+        self.flops: Counter[str] = Counter()  # by phase
+        self.costs: dict[object, int] = {}  # FLOPs of a call, by what was called
         self.finetuned = False  # whether a repair has finetuned; from then on the output layer predicts
-        self.parameters: list[Tensor] = []
-        self._trains: list[bool] = []
         self._buffer = buffer
         self._example = torch.zeros(1, *stream.shape, dtype=stream.tasks[0].train.x.dtype)
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
@@ -128,7 +117,7 @@ class Learner:
     def take_parameters(self) -> None:
         """Train the parameters that require gradients now."""
         self._trains = [parameter.requires_grad for parameter in self.network.parameters()]
-        self.parameters = self.trained(list(self.network.parameters()))
+        self.parameters: list[Tensor] = self.trained(list(self.network.parameters()))
 
     def trained(self, values: Sequence[T]) -> list[T]:
         """Return those of ``values``, one for each parameter of the network, whose parameters are trained."""
@@ -232,20 +221,19 @@ class Learner:
         return loss.detach(), logits.detach()
 
     def run_counted(self, phase: str, key: object, call: Callable[[], T]) -> T:
-        """Run ``call`` and add its FLOPs, counted in the first call with this phase and key, to the ledger."""
+        """Run ``call`` and add its FLOPs, counted in the first call with this phase and key, to those of the phase."""
+        results: list[T] = []
         if (phase, key) in self.costs:
-            result = call()
+            results.append(call())
         else:
-            results: list[T] = []
             self.costs[phase, key] = count(lambda: results.append(call()))
-            result = results[0]
-        self.ledger.add(phase, self.costs[phase, key])
-        return result
+        self.flops[phase] += self.costs[phase, key]
+        return results[0]
 
     def spend(self, phase: str, examples: int, *, backward: bool = False) -> None:
-        """Add the FLOPs of ``examples`` forward passes to the ledger; with ``backward``, nominally 3 × forward each."""
+        """Add the FLOPs of ``examples`` forward passes to a phase; with ``backward``, nominally 3 × forward each."""
         key = ("example", backward)
         if key not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
                 self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, self.zero_inputs(1))
-        self.ledger.add(phase, self.costs[key], examples)
+        self.flops[phase] += examples * self.costs[key]

@@ -5,13 +5,12 @@ GPU, or a memory map) are gathered ahead by a thread into pinned memory and copi
 batches are the same.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, final
+from itertools import cycle
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -80,18 +79,13 @@ class Loader:
 
     def take(self, size: int) -> tuple[Tensor, Tensor]:
         """Return the images and labels of the staged batch. This part can be captured."""
-        rows, y = self._rows(size)
-        return self._split.x.index_select(0, rows) if self._prefetcher is None else self._prefetcher.x[:size], y
-
-    def _rows(self, size: int) -> tuple[Tensor, Tensor]:
-        """Return the row numbers and labels of the staged batch."""
-        labels = self._split.y
         if self._position is None:
             rows = self._order[self._end - size : self._end]
-            return rows, labels.index_select(0, rows)
-        rows = self._order.index_select(0, self._range[:size] + self._position)
-        self._position.add_(size)
-        return rows, labels.index_select(0, rows)
+        else:
+            rows = self._order.index_select(0, self._range[:size] + self._position)
+            self._position.add_(size)
+        x = self._split.x.index_select(0, rows) if self._prefetcher is None else self._prefetcher.x[:size]
+        return x, self._split.y.index_select(0, rows)
 
     def record_loss(self, loss: Tensor) -> None:
         """Record the loss of the batch that was taken."""
@@ -115,52 +109,41 @@ class Loader:
             self._prefetcher.close()
 
 
-class _Slot(NamedTuple):
-    """Pinned memory for one batch, and the event after which its last copy to the GPU is done."""
-
-    x: Tensor
-    copied: torch.cuda.Event
-
-
 @final
 class _Prefetcher:
     """Gathers batches of images on the CPU ahead of time."""
 
     def __init__(self, split: Split, batch: int, device: torch.device) -> None:
         self._images = split.x
-        shape = (batch, *split.x.shape[1:])
-        self.x = torch.zeros(shape, dtype=split.x.dtype, device=device)
-        pinned = [torch.zeros(shape, dtype=split.x.dtype, pin_memory=True) for _ in range(SLOTS)]
-        self._slots = [_Slot(x, torch.cuda.Event()) for x in pinned]
+        empty = torch.zeros(batch, *split.x.shape[1:], dtype=split.x.dtype)
+        self.x = empty.to(device)
+        # Pinned memory for one batch, and the event after which its last copy to the GPU is done.
+        self._slots = cycle([(empty.pin_memory(), torch.cuda.Event()) for _ in range(SLOTS)])
         self._thread = ThreadPoolExecutor(1, "loader")
-        self._gathered: deque[Future[tuple[_Slot, int]]] = deque()
-        self._waiting: deque[Tensor] = deque()
-        self._submitted = 0
+        self._gathered: deque[Future[tuple[Tensor, torch.cuda.Event]]] = deque()
+        self._waiting: Iterator[Tensor] = iter(())
 
-    def begin(self, batches: tuple[Tensor, ...]) -> None:
+    def begin(self, batches: Iterable[Tensor]) -> None:
         """Start to gather these batches of row numbers."""
-        self._waiting.extend(batches)
-        while len(self._gathered) < SLOTS and self._waiting:
+        self._waiting = iter(batches)
+        for _ in range(SLOTS):
             self._submit()
 
     def stage(self) -> None:
         """Copy the next batch to the GPU."""
-        slot, size = self._gathered.popleft().result()
-        self.x[:size].copy_(slot.x[:size], non_blocking=True)
-        slot.copied.record()
-        if self._waiting:
-            self._submit()
+        x, copied = self._gathered.popleft().result()
+        self.x[: len(x)].copy_(x, non_blocking=True)
+        copied.record()
+        self._submit()
 
     def close(self) -> None:
         """Stop the thread."""
         self._thread.shutdown()
 
     def _submit(self) -> None:
-        slot = self._slots[self._submitted % SLOTS]
-        self._submitted += 1
-        self._gathered.append(self._thread.submit(self._gather, slot, self._waiting.popleft()))
+        if (rows := next(self._waiting, None)) is not None:
+            self._gathered.append(self._thread.submit(self._gather, *next(self._slots), rows))
 
-    def _gather(self, slot: _Slot, rows: Tensor) -> tuple[_Slot, int]:
-        slot.copied.synchronize()
-        torch.index_select(self._images, 0, rows, out=slot.x[: len(rows)])
-        return slot, len(rows)
+    def _gather(self, pinned: Tensor, copied: torch.cuda.Event, rows: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+        copied.synchronize()
+        return torch.index_select(self._images, 0, rows, out=pinned[: len(rows)]), copied

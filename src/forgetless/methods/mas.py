@@ -8,11 +8,8 @@ in evaluation mode and can be limited to ``examples`` of a task. A finetune (FPF
 measured; after k-FPF the penalty pulls them back towards θ*.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +17,7 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.importance import add_penalty, copy_like, example_count, mean_over_task
+from forgetless.methods.importance import add_penalty, mean_over_task
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
@@ -32,12 +29,10 @@ class MAS(Method):
 
     penalty: float = setting(0.1, "Weight λ of the penalty.", least=0)
     examples: int = setting(0, "Number of examples per task for the importance; 0 for all.", least=0)
-    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω of each parameter
-    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*
 
     def begin(self, learner: Learner) -> None:
-        self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]
-        self.importance = [torch.zeros_like(place) for place in self.anchor]
+        self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]  # θ*
+        self.importance = [torch.zeros_like(place) for place in self.anchor]  # Ω of each parameter
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
@@ -51,11 +46,6 @@ class MAS(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         torch._foreach_add_(learner.trained(self.importance), output_importance(learner, task, self.examples))
         torch._foreach_copy_(self.anchor, list(learner.network.parameters()))
-        learner.spend("consolidate", example_count(self.examples, task), backward=True)
-
-    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
-        self.importance = copy_like(learner.network.parameters(), state["importance"])
-        self.anchor = copy_like(learner.network.parameters(), state["anchor"])
 
 
 def output_importance(learner: Learner, task: Task, examples: int) -> list[Tensor]:

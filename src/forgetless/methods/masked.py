@@ -8,8 +8,6 @@ forgets like plain SGD; with k-FPF-KD it did best on Seq-CIFAR-10 (docs/findings
 classes, it is plain SGD.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

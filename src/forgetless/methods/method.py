@@ -1,7 +1,5 @@
 """The contract of a continual-learning method. ``forgetless.check`` tests whether a class keeps it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import Field
@@ -123,15 +121,22 @@ class Method(Checked, ABC):
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
         for name, value in state.items():
-            restored = _copy_to_device(value, learner)
-            restored = tuple(restored) if isinstance(getattr(self, name, None), tuple) else restored
+            restored = _restored(value, getattr(self, name, None), learner.device)
             object.__setattr__(self, name, restored)  # frozen dataclasses too
 
 
-def _copy_to_device(value: Any, learner: Learner) -> Any:
+def _restored(value: Any, now: Any, device: torch.device) -> Any:
+    """Return a copy of ``value`` on the device, as a tuple or with the memory layout of ``now`` if that has another."""
     if isinstance(value, Tensor):
-        return value.to(learner.device, copy=True)
-    return [_copy_to_device(part, learner) for part in value] if isinstance(value, list | tuple) else value
+        like = now if isinstance(now, Tensor) and now.shape == value.shape else value
+        return torch.empty_like(like, dtype=value.dtype, device=device).copy_(value)  # sums depend on the layout
+    if isinstance(value, dict):
+        return {name: _restored(part, None, device) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = now if isinstance(now, list | tuple) and len(now) == len(value) else [None] * len(value)
+        restored = [_restored(part, old, device) for part, old in zip(value, parts, strict=True)]
+        return tuple(restored) if isinstance(now, tuple) else restored
+    return value
 
 
 def check_declaration(method: Method) -> None:

@@ -9,8 +9,6 @@ neither move nor mix candidates. Candidates are scored without augmentation; the
 If the buffer holds no more than ``replay`` examples, all of them are replayed and none is scored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -49,10 +47,8 @@ class MIR(Method):
                 rows = interference(learner, x, y, old).topk(learner.replay_size).indices
                 old = {name: column.index_select(0, rows) for name, column in old.items()}
             x, y = torch.cat([x, learner.augment(old["x"])]), torch.cat([y, old["y"]])
-        logits = learner.forward(x)
-        loss = F.cross_entropy(logits, y)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits[: len(batch.y)].detach()}
+        loss, logits = learner.step_on(x, y)
+        return loss, {"logits": logits[: len(batch.y)]}
 
 
 def interference(learner: Learner, x: Tensor, y: Tensor, old: Mapping[str, Tensor]) -> Tensor:

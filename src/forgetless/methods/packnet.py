@@ -18,10 +18,8 @@ compared classes of two tasks. A finetune (FPF, k-FPF) moves all weights of its 
 of the full network. After one, task-IL prediction therefore uses the full network too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
 
@@ -32,7 +30,6 @@ from torch import Tensor
 from forgetless.compute.modules import joined, unwrap
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.importance import copy_like
 from forgetless.methods.layers import WithWeights, find_layers
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
@@ -51,20 +48,14 @@ class PackNet(Method):
         0.0, "Share of a layer's free weights that a task keeps; 0 for 1 / (tasks left).", least=0, most=1
     )
     retrain_epochs: int = setting(1, "Number of epochs after the pruning of a task.", least=0)
-    hidden: list[str] = field(default_factory=list, init=False, repr=False)  # the pruned layers
-    output: str = field(default="", init=False, repr=False)
-    owner: list[Tensor] = field(default_factory=list, init=False, repr=False)  # the task of each weight of ``hidden``
-    masks: list[Tensor] = field(default_factory=list, init=False, repr=False)  # 1 where a parameter moves
-    norms: list[dict[str, Tensor]] = field(default_factory=list, init=False, repr=False)  # of each finished task
-    ended: int = field(default=0, init=False, repr=False)  # number of finished tasks
 
     def begin(self, learner: Learner) -> None:
         called, self.output = find_layers(learner)
-        self.hidden = [name for name in dict.fromkeys(called) if name != self.output]
+        self.hidden = [name for name in dict.fromkeys(called) if name != self.output]  # the pruned layers
         weights = self._hidden_weights(learner).values()
-        self.owner = [torch.full_like(weight, FREE, dtype=torch.int16) for weight in weights]
-        self.norms, self.ended = [], 0
-        self.masks = self._masks(learner, 0, FREE)
+        self.owner = [torch.full_like(weight, FREE, dtype=torch.int16) for weight in weights]  # the task of each weight
+        self.norms: list[dict[str, Tensor]] = []  # of each finished task
+        self.masks = self._masks(learner, 0, FREE)  # 1 where a parameter moves
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
@@ -81,7 +72,6 @@ class PackNet(Method):
             for _ in range(self.retrain_epochs):
                 self._retrain(learner, task, number)
         self.norms.append({name: tensor.clone() for name, tensor in _normalisation(learner).items()})
-        self.ended = number + 1
         self._mask_next_task(learner)
 
     def _retrain(self, learner: Learner, task: Task, number: int) -> None:
@@ -93,26 +83,21 @@ class PackNet(Method):
             learner.run_counted("consolidate", (len(rows), number > 0), step)
 
     def predict_task(self, learner: Learner, x: Tensor, task: int) -> Tensor:
-        if task >= self.ended - 1 or learner.finetuned:
+        if task >= len(self.norms) - 1 or learner.finetuned:
             return self.predict(learner, x)
         pairs = zip(self._hidden_weights(learner).items(), self.owner, strict=True)
         weights = {name: weight * (owner <= task) for (name, weight), owner in pairs}
         return learner.engine.forward(WithWeights(unwrap(learner.network), weights | self.norms[task]), x)
 
     def state_dict(self, learner: Learner) -> dict[str, Any]:
-        return {"owner": list(self.owner), "norms": list(self.norms), "ended": self.ended}
+        return {"owner": self.owner, "norms": self.norms}
 
     def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
-        self.owner = copy_like(self.owner, state["owner"])
-        now = _normalisation(learner)
-        copies = [copy_like(now.values(), [norm[name] for name in now]) for norm in state["norms"]]
-        self.norms = [dict(zip(now, tensors, strict=True)) for tensors in copies]
-        self.ended = state["ended"]
+        super().load_state_dict(learner, state)
         self._mask_next_task(learner)
 
     def _mask_next_task(self, learner: Learner) -> None:
-        if self.ended:
-            self.masks = self._masks(learner, min(self.ended, learner.tasks - 1), FREE)
+        self.masks = self._masks(learner, min(len(self.norms), learner.tasks - 1), FREE)
 
     def _hidden_weights(self, learner: Learner) -> dict[str, Tensor]:
         network = unwrap(learner.network)

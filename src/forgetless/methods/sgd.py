@@ -3,8 +3,6 @@
 L = CE(batch)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -8,11 +8,8 @@ keeps weights from being pushed away from θ*. As in the paper, g is the noisy g
 counts in Δ, since it moves the weights, but not in ω, since it is not a step of the method.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, final
+from dataclasses import dataclass
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +17,7 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.importance import add_penalty, copy_like
+from forgetless.methods.importance import add_penalty
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
@@ -32,14 +29,11 @@ class SI(Method):
 
     c: float = setting(0.5, "Weight c of the penalty.", least=0)
     xi: float = setting(1.0, "Damping ξ, which keeps the importance of weights that hardly move finite.", above=0)
-    path: list[Tensor] = field(default_factory=list, init=False, repr=False)  # ω of each parameter
-    importance: list[Tensor] = field(default_factory=list, init=False, repr=False)  # Ω
-    anchor: list[Tensor] = field(default_factory=list, init=False, repr=False)  # θ*, where the task began
 
     def begin(self, learner: Learner) -> None:
-        self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]
-        self.importance = [torch.zeros_like(place) for place in self.anchor]
-        self.path = [torch.zeros_like(place) for place in self.anchor]
+        self.anchor = [parameter.detach().clone() for parameter in learner.network.parameters()]  # θ*, at the start
+        self.importance = [torch.zeros_like(place) for place in self.anchor]  # Ω of each parameter
+        self.path = [torch.zeros_like(place) for place in self.anchor]  # ω
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
@@ -62,7 +56,3 @@ class SI(Method):
             importance += (path / ((parameter - anchor).square() + self.xi)).clamp(min=0)
             anchor.copy_(parameter)
             path.zero_()
-
-    def load_state_dict(self, learner: Learner, state: Mapping[str, Any]) -> None:
-        for name in ("path", "importance", "anchor"):
-            setattr(self, name, copy_like(learner.network.parameters(), state[name]))

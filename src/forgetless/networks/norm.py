@@ -8,8 +8,6 @@ forward and two backward (``compute/kernels/batch_norm.py``). They save 16 to 20
 in bf16 (ablation-h200.json). Elsewhere PyTorch's layers are called.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

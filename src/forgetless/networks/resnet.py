@@ -5,8 +5,6 @@ The ImageNet form has a 7×7 stem with stride 2 and a 3×3 max-pool with stride 
 initial weights, not from the normal distribution of the paper by He et al.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from forgetless.networks.norm import batch_norm, count_batches

@@ -1,7 +1,5 @@
 """Build a network from a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

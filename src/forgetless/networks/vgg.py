@@ -4,8 +4,6 @@ The paper states three fully connected layers and their shares of the parameters
 with these shares, so ours is 512-512-classes without dropout: 9,750,922 parameters with 10 classes and 3 channels.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 from forgetless.config.catalogue import STREAMS
 from forgetless.paper import reproduce
-from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, default_network, listed, plan_runs
+from forgetless.paper.reproduce import (
+    Figures,
+    Finding,
+    Item,
+    Line,
+    Measured,
+    Options,
+    default_network,
+    listed,
+    plan_runs,
+)
 from forgetless.reports import charts
 from forgetless.reports.rows import Row, grouped
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 BASIS = ("bn.affine", "bn.stats", "fc", "conv1")
-RESNET_GROUPS: Mapping[str, tuple[str, ...]] = {
+RESNET_GROUPS: Mapping[str, tuple[str, ...] | str] = {
     "BN": BASIS[:2], "FC": ("fc",), "CONV1": ("conv1",), "BN+FC": BASIS[:3], "Basis": BASIS,
     **{f"Basis+Block{i}": (*BASIS, f"block{i}") for i in (1, 2, 3, 4)},
-    "Basis+Block1-3": (*BASIS, "block1", "block2", "block3"), "ALL": ("all",),
+    "Basis+Block1-3": (*BASIS, "block1", "block2", "block3"), "ALL": "all",
 }  # fmt: skip
-MLP_GROUPS: Mapping[str, tuple[str, ...]] = {
+MLP_GROUPS: Mapping[str, tuple[str, ...] | str] = {
     "FC1": ("fc1",), "FC2": ("fc2",), "FC3": ("fc3",), "FC2+FC3": ("fc2", "fc3"), "FC1+FC3": ("fc1", "fc3"),
-    "ALL": ("all",),
+    "ALL": "all",
 }  # fmt: skip
 # Where a line is in its figure: the finetuned groups; k finetunings, one every τ steps; a size of the buffer or epochs.
 GroupsPoint = namedtuple("GroupsPoint", ("repair", "groups"))
@@ -33,58 +39,54 @@ SizePoint = namedtuple("SizePoint", ("axis", "value", "method"))
 
 def parameters(options: Options) -> Iterator[Line]:
     """Plan FPF after ER, and k-FPF, with different groups, on a class-IL and a domain-IL stream."""
-    streams = dict.fromkeys(options.stream_or(default) for default in ("seq-pathmnist", "seq-pacs"))
-    for stream in streams:
+    for stream in dict.fromkeys(options.stream_or(default) for default in ("seq-pathmnist", "seq-pacs")):
         for repair, method in (("FPF", "er"), ("k-FPF", "sgd")):
             for name, groups in (MLP_GROUPS if default_network(stream) == "mlp" else RESNET_GROUPS).items():
-                given: dict[str, Any] = {"repair": repair.lower(), "groups": "all" if groups == ("all",) else groups}
-                runs = plan_runs(stream, method, given | options.buffer_setting, options)
+                given = {"repair": repair.lower(), "groups": groups, **options.buffer_setting}
+                runs = plan_runs(stream, method, given, options)
                 yield Line(f"{repair}, {name}", runs, point=GroupsPoint(repair, name))
 
 
 def judge_parameters(measured: Sequence[Measured]) -> Iterator[Finding]:
     """Judge whether few groups suffice, and which ones matter; claims whose groups were not measured are left out."""
     for (stream, repair), members in grouped(measured, lambda e: (e.line.stream, e.line.point.repair)).items():
-        if len(members) > 1:
-            yield from _judge_groups(stream, repair, {entry.line.point.groups: entry for entry in members})
-
-
-def _judge_groups(stream: str, repair: str, by_groups: Mapping[str, Measured]) -> Iterator[Finding]:
-    """Judge one repair on one stream."""
-    where = f"{stream}, {repair}"
-    accuracy = {name: entry.mean for name, entry in by_groups.items()}
-
-    def show(*names: str) -> str:
-        return listed({name: accuracy[name] for name in names}, ".1f")
-
-    small = [name for name, entry in by_groups.items() if entry.records[0].share <= 0.25]
-    if "ALL" in by_groups and small:
-        best = max(small, key=accuracy.__getitem__)
-        claim = f"{where}: finetuning at most a quarter of the parameters is at least as good as finetuning all"
-        numbers = f"{show(best)} with {by_groups[best].records[0].share:.2%} of them, {show('ALL')}"
-        yield Finding(claim, accuracy[best] >= accuracy["ALL"], numbers)
-    if repair == "FPF" and "BN+FC" in by_groups and len(by_groups) > 2:
+        where, by_groups = f"{stream}, {repair}", {entry.line.point.groups: entry for entry in members}
+        accuracy = {name: entry.mean for name, entry in by_groups.items()}
         best = max(accuracy, key=accuracy.__getitem__)
-        claim = f"{where}: batch norm and the last layer are the best groups to finetune"
-        yield Finding(claim, best == "BN+FC", show("BN+FC", best))
-    without, with_last = (("FC1", "FC2"), "FC3") if "FC3" in by_groups else (("BN", "CONV1"), "BN+FC")
-    if repair == "k-FPF" and reproduce.scenario(stream) == "class" and {*without, with_last} <= set(by_groups):
-        gap = accuracy[with_last] - max(accuracy[name] for name in without)
-        claim = f"{where}: leaving out the last layer costs 5 points or more"
-        yield Finding(claim, gap > 5, f"{gap:.1f} points; {show(*without, with_last)}")
-    if repair == "k-FPF" and {"Basis+Block3", "Basis+Block4"} <= set(by_groups):
-        worse = accuracy["Basis+Block4"] < accuracy["Basis+Block3"]
-        claim = f"{where}: block4 instead of block3 lowers the accuracy"
-        yield Finding(claim, worse, show("Basis+Block4", "Basis+Block3"))
+        small = [name for name, entry in by_groups.items() if entry.records[0].share <= 0.25 and name != "ALL"]
+        if "ALL" in accuracy and small:
+            part = max(small, key=accuracy.__getitem__)
+            claim = f"{where}: finetuning at most a quarter of the parameters is at least as good as finetuning all"
+            share = f"with {by_groups[part].records[0].share:.2%} of them"
+            numbers = f"{_shown(accuracy, part)} {share}, {_shown(accuracy, 'ALL')}"
+            yield Finding(claim, accuracy[part] >= accuracy["ALL"], numbers)
+        if repair == "FPF" and "BN+FC" in accuracy and len(accuracy) > 2:
+            claim = f"{where}: batch norm and the last layer are the best groups to finetune"
+            yield Finding(claim, best == "BN+FC", _shown(accuracy, "BN+FC", best))
+        without, with_last = (("FC1", "FC2"), "FC3") if "FC3" in accuracy else (("BN", "CONV1"), "BN+FC")
+        if repair == "k-FPF" and reproduce.scenario(stream) == "class" and {*without, with_last} <= accuracy.keys():
+            gap = accuracy[with_last] - max(accuracy[name] for name in without)
+            claim = f"{where}: leaving out the last layer costs 5 points or more"
+            yield Finding(claim, gap > 5, f"{gap:.1f} points; {_shown(accuracy, *without, with_last)}")
+        blocks = ("Basis+Block4", "Basis+Block3")
+        if repair == "k-FPF" and accuracy.keys() >= set(blocks):
+            claim = f"{where}: block4 instead of block3 lowers the accuracy"
+            yield Finding(claim, accuracy[blocks[0]] < accuracy[blocks[1]], _shown(accuracy, *blocks))
 
 
-def draw_parameters(measured: Sequence[Measured]) -> dict[str, Figure]:
+def _shown(accuracy: Mapping[str, float], *names: str) -> str:
+    """Return the accuracies of some groups as text."""
+    return listed({name: accuracy[name] for name in names}, ".1f")
+
+
+def draw_parameters(measured: Sequence[Measured]) -> Figures:
     """Draw accuracy, FLOPs and parameters of each choice of groups, one figure per stream."""
     figures = {}
     for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
-        by_repair = grouped(members, lambda entry: str(entry.line.point.repair))
-        rows = {name: [Row(e.line.point.groups, e.records) for e in choices] for name, choices in by_repair.items()}
-        figures[stream] = charts.choices(rows, stream)
+        rows = [(entry.line.point, entry.records) for entry in members]
+        by_repair = grouped(rows, lambda row: str(row[0].repair))
+        choices = {name: [Row(p.groups, records) for p, records in lines] for name, lines in by_repair.items()}
+        figures[stream] = charts.choices(choices, stream)
     return figures
 
 
@@ -107,26 +109,23 @@ def judge_k_tau(measured: Sequence[Measured]) -> Iterator[Finding]:
     lines = grouped(measured, lambda entry: int(entry.line.point.k))
     by_k = {k: {entry.line.point.steps: entry for entry in members} for k, members in lines.items()}
     few, many = min(by_k), max(by_k)
-    middle = 9 if 9 in by_k else sorted(by_k)[len(by_k) // 2]
-    lengths, common = sorted(by_k[middle]), by_k[middle].keys() & by_k[many].keys()
-    if not few < middle < many or max(common, default=lengths[0]) == lengths[0]:
+    lengths = sorted(by_k.get(9, {}).keys() & by_k[many].keys())
+    if not few < 9 < many or len(lengths) < 2:
         return
-    longest = max(common)
+    shorter, longest = (by_k[9][steps] for steps in lengths[-2:])
     best = {k: max(entry.mean for entry in by_steps.values()) for k, by_steps in by_k.items()}
-    shorter = lengths[lengths.index(longest) - 1]
-    before, after = by_k[middle][shorter].mean, by_k[middle][longest].mean
-    cost = by_k[many][longest].tflops / by_k[middle][longest].tflops
-    claim = f"k = {few} does not reach the accuracy of k = {middle} with any number of steps"
+    cost = by_k[many][lengths[-1]].tflops / longest.tflops
+    claim = f"k = {few} does not reach the accuracy of k = 9 with any number of steps"
     numbers = ", ".join(f"k = {k}: {accuracy:.1f} %" for k, accuracy in best.items())
-    yield Finding(claim, best[few] < best[middle], numbers)
-    claim = f"with k = {middle} the accuracy saturates: {longest} steps gain less than 2 points over {shorter}"
-    yield Finding(claim, after - before < 2, f"{before:.1f} → {after:.1f} %")
-    claim = f"k = {many} gains less than 3 points over k = {middle} at a much higher cost"
-    numbers = f"{best[middle]:.1f} → {best[many]:.1f} %, {cost:.1f} × the FLOPs"
-    yield Finding(claim, best[many] - best[middle] < 3 and cost > 1.2, numbers)
+    yield Finding(claim, best[few] < best[9], numbers)
+    claim = f"with k = 9 the accuracy saturates: {lengths[-1]} steps gain less than 2 points over {lengths[-2]}"
+    yield Finding(claim, longest.mean - shorter.mean < 2, f"{shorter.mean:.1f} → {longest.mean:.1f} %")
+    claim = f"k = {many} gains less than 3 points over k = 9 at a much higher cost"
+    numbers = f"{best[9]:.1f} → {best[many]:.1f} %, {cost:.1f} × the FLOPs"
+    yield Finding(claim, best[many] - best[9] < 3 and cost > 1.2, numbers)
 
 
-def draw_k_tau(measured: Sequence[Measured]) -> dict[str, Figure]:
+def draw_k_tau(measured: Sequence[Measured]) -> Figures:
     """Draw accuracy over FLOPs, a line per k; the star marks the cheapest point within a point of the best."""
     lines = grouped(measured, lambda entry: f"k = {entry.line.point.k} (τ = {entry.line.point.every})")
     series = {name: [(entry.tflops, entry.mean) for entry in members] for name, members in lines.items()}
@@ -162,7 +161,7 @@ def judge_buffer_epochs(measured: Sequence[Measured]) -> Iterator[Finding]:
         yield Finding("ER improves with the size of the buffer", sizes == sorted(sizes), numbers)
 
 
-def draw_buffer_epochs(measured: Sequence[Measured]) -> dict[str, Figure]:
+def draw_buffer_epochs(measured: Sequence[Measured]) -> Figures:
     """Draw the accuracy over the size of the buffer and over the epochs."""
     figures = {}
     names = {"buffer": "examples in the buffer", "epochs": "epochs per task"}

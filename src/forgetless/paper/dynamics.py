@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forgetless.experiments.record import Record
-from forgetless.paper.reproduce import Finding, Item, Line, Measured, Options, listed, plan_runs, scenario
+from forgetless.paper.reproduce import Figures, Finding, Item, Line, Measured, Options, listed, plan_runs, scenario
 from forgetless.reports import charts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LARGE_DIGITS = "forgetless.data.benchmarks:large_digits"  # 32×32, for VGG-11
 
@@ -49,13 +46,11 @@ def judge_group_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
 def _judge_shifts(name: str, records: Sequence[Record]) -> Iterator[Finding]:
     """Judge whether all groups change more when the task switches, and whether this reveals the switch."""
     later_tasks = [entry for record in records for entry in record.epoch_changes if entry[0] > 1]
-    if not any(epoch > 1 for _, epoch, _ in later_tasks):
+    first = [by_group for _, epoch, by_group in later_tasks if epoch == 1]
+    later = [by_group for _, epoch, by_group in later_tasks if epoch > 1]
+    if not later:
         return
-    ratios = {}
-    for group in later_tasks[0][2]:
-        first = mean(by_group[group] for _, epoch, by_group in later_tasks if epoch == 1)
-        later = mean(by_group[group] for _, epoch, by_group in later_tasks if epoch > 1)
-        ratios[group] = first / max(later, 1e-12)
+    ratios = {g: mean(c[g] for c in first) / max(mean(c[g] for c in later), 1e-12) for g in first[0]}
     numbers = ", ".join(f"{group} {ratio:.1f} ×" for group, ratio in ratios.items())
     yield Finding(f"{name}: all groups change more in the first epoch of a task", min(ratios.values()) > 1, numbers)
     over_time = charts.group_changes(records[0])
@@ -85,7 +80,7 @@ def _judge_ranking(name: str, scores: Mapping[str, float], stream: str) -> Itera
         yield Finding(claim, convolutions == sorted(convolutions, reverse=True), numbers)
 
 
-def draw_group_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
+def draw_group_dynamics(measured: Sequence[Measured]) -> Figures:
     """Draw the change of each group between consecutive epochs and between consecutive tasks."""
     figures = {}
     for entry in measured:
@@ -127,7 +122,7 @@ def judge_bn_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
         yield Finding("SGD: deeper batch norms change less", deeper == sorted(deeper, reverse=True), numbers)
 
 
-def draw_bn_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
+def draw_bn_dynamics(measured: Sequence[Measured]) -> Figures:
     """Draw the change of batch norm by stage over the tasks."""
     entry = measured[0]
     series = {stage: list(enumerate(values, 2)) for stage, values in bn_stages(entry.records[0]).items()}
@@ -159,7 +154,7 @@ def judge_filter_dynamics(measured: Sequence[Measured]) -> Iterator[Finding]:
     yield Finding(claim, max(jumps.values()) <= 0.25, listed(jumps, ".0%"))
 
 
-def draw_filter_dynamics(measured: Sequence[Measured]) -> dict[str, Figure]:
+def draw_filter_dynamics(measured: Sequence[Measured]) -> Figures:
     """Draw a histogram of the changes of the filters of each layer."""
     filters = measured[0].records[0].details["filters"]
     return {"filters": charts.histograms(filters, f"{measured[0].line.stream}, VGG-11")}

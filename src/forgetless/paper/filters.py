@@ -5,17 +5,21 @@ The paper's figure of filters. The run is the one of its settings; it is only ob
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
 
 from forgetless.experiments import record
+from forgetless.experiments.build import build_run
 from forgetless.experiments.jobs import Planned
 from forgetless.experiments.record import Record
+from forgetless.experiments.run import make_record
 from forgetless.experiments.storage import check_folder
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from forgetless.repair.sensitivity import filter_changes
+from forgetless.training.events import Ended, EpochEnded
 
 
 def measure_filters(run: Planned, out: Path) -> Record:
@@ -24,10 +28,6 @@ def measure_filters(run: Planned, out: Path) -> Record:
     For each layer and filter, ``within`` is the mean absolute change between consecutive epochs of a task, ``across``
     that from the last epoch of a task to the first of the next, both as means over the run.
     """
-    from forgetless.experiments.build import build_run
-    from forgetless.experiments.run import make_record
-    from forgetless.training.events import Ended, EpochEnded
-
     file = record.path(out, run.settings)
     if file.exists() and "filters" in (finished := record.read(file)).details:
         return finished
@@ -48,32 +48,24 @@ class FilterWatch:
     """Remembers the filters at the end of the last epoch, and how far they moved each time."""
 
     def __init__(self, network: nn.Module) -> None:
-        from torch import nn
-
         self._layers = {name: m.weight for name, m in network.named_modules() if isinstance(m, nn.Conv2d)}
-        self._task = 0
-        self._weights: dict[str, Tensor] = {}
-        self._moved: dict[str, list[dict[str, Tensor]]] = {"within": [], "across": []}
+        self._task, self._weights = 0, dict[str, Tensor]()
+        self._moved: dict[str, dict[str, list[Tensor]]] = {"within": defaultdict(list), "across": defaultdict(list)}
 
     def observe(self, task: int) -> None:
         """Compare the filters with those at the end of the last epoch."""
-        from forgetless.repair.sensitivity import filter_changes
-
-        weights = {name: weight.detach().clone() for name, weight in self._layers.items()}
-        if self._weights:
-            moved = {name: filter_changes(weight, self._weights[name]) for name, weight in weights.items()}
-            self._moved["within" if task == self._task else "across"].append(moved)
-        self._task, self._weights = task, weights
+        moved = self._moved["within" if task == self._task else "across"]
+        for layer, before in self._weights.items():
+            moved[layer].append(filter_changes(self._layers[layer].detach(), before))
+        self._task, self._weights = task, {name: weight.detach().clone() for name, weight in self._layers.items()}
 
     def changes(self) -> dict[str, dict[str, list[float]]]:
         """Return the mean change of each filter by layer, within tasks and across tasks."""
-        import torch
-
         if not all(self._moved.values()):
             raise ValueError("the run is too short to compare filters: it needs two tasks of at least two epochs")
-        changes: dict[str, dict[str, list[float]]] = {layer: {} for layer in self._layers}
-        for kind, moved in self._moved.items():
-            for layer in self._layers:
-                means = torch.stack([by_layer[layer] for by_layer in moved]).mean(0).tolist()
-                changes[layer][kind] = [float(f"{value:.4g}") for value in means]
-        return changes
+        return {layer: {kind: _means(moved[layer]) for kind, moved in self._moved.items()} for layer in self._layers}
+
+
+def _means(changes: list[Tensor]) -> list[float]:
+    """Return the mean of each filter's changes, to four digits."""
+    return [float(f"{value:.4g}") for value in torch.stack(changes).mean(0).tolist()]

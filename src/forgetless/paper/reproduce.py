@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from forgetless.config.catalogue import STREAMS
-from forgetless.experiments import record
 from forgetless.experiments.jobs import Planned
 from forgetless.experiments.presets import preset, preset_table
 from forgetless.experiments.record import Record
@@ -25,6 +23,7 @@ from forgetless.training.metrics import MeanStd, mean_std
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Figures: TypeAlias = "dict[str, Figure]"  # by the name of the file
 SEEDS = 5  # of the paper
 QUICK, QUICK_SEEDS = "seq-digits", 2  # the stream and the seeds of a quick reproduction
 DIGITS = (290, 286, 286, 304, 271)
@@ -96,6 +95,11 @@ class Measured:
         return plus_minus(self.values, len(self.records), 2)
 
     @property
+    def standard_error(self) -> float:
+        """The standard error of the mean, which is 0 for one seed."""
+        return self.values.std / math.sqrt(len(self.records))
+
+    @property
     def row(self) -> Row:
         return Row(self.line.label, self.records)
 
@@ -111,22 +115,21 @@ class Measured:
     @property
     def standard_errors(self) -> float | None:
         """The difference in units of its standard error, or None if one of the deviations is unknown."""
-        target, difference = self.line.target, self.difference
-        if target is None or target.std is None or difference is None or len(self.records) < 2:
+        target = self.line.target
+        if target is None or target.std is None or len(self.records) < 2:
             return None
-        error = standard_error((target.std, SEEDS), (self.values.std, len(self.records)))
-        return difference / error if error else None
+        error = math.hypot(target.std / math.sqrt(SEEDS), self.standard_error)
+        return (self.mean - target.mean) / error if error else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
-        target, several = self.line.target, len(self.records) > 1
-        difference, errors = self.difference, self.standard_errors
+        line, std = self.line, self.values.std if len(self.records) > 1 else None
         return {
-            "name": self.line.name, "stream": self.line.stream, "metric": self.line.metric,
-            "paper": None if target is None else [target.mean, target.std],
-            "ours": [round(self.mean, 3), round(self.values.std, 3) if several else None], "seeds": len(self.records),
-            "difference": None if difference is None else round(difference, 3),
-            "standard_errors": None if errors is None else round(errors, 2),
+            "name": line.name, "stream": line.stream, "metric": line.metric,
+            "paper": line.target and [line.target.mean, line.target.std],
+            "ours": [round(self.mean, 3), std and round(std, 3)], "seeds": len(self.records),
+            "difference": self.difference and round(self.difference, 3),
+            "standard_errors": self.standard_errors and round(self.standard_errors, 2),
             "tflops": round(self.tflops, 6), "records": [record.id for record in self.records],
         }  # fmt: skip
 
@@ -151,7 +154,7 @@ class Item:
     summary: str
     plan: Callable[[Options], Iterable[Line]]
     judge: Callable[[Sequence[Measured]], Iterable[Finding]]
-    draw: Callable[[Sequence[Measured]], Mapping[str, Figure]]
+    draw: Callable[[Sequence[Measured]], Figures]
     filters: bool = False  # whether ``filters`` measures its runs
     unused_options: tuple[str, ...] = ()
 
@@ -172,11 +175,6 @@ class Item:
 def listed(numbers: Mapping[str, float], form: str) -> str:
     """Return names and formatted numbers, separated by commas: "er 61.2, der 63.0"."""
     return ", ".join(f"{name} {number:{form}}" for name, number in numbers.items())
-
-
-def standard_error(*samples: tuple[float, int]) -> float:
-    """Return the standard error of a difference of means: √ Σ std² / n over the samples (std, n)."""
-    return math.sqrt(sum(std**2 / count for std, count in samples))
 
 
 def metric_value(record: Record, metric: str) -> float:
@@ -215,16 +213,14 @@ def parse_label(label: str, stream: str, buffer: int | None = None) -> tuple[str
 
     λ of k-FPF-KD is the value that a search chose, or the middle of the paper's grid.
     """
-    repair, _, method = label.rpartition("+")
-    if not repair and not label.startswith("k-fpf"):
+    if not label.startswith(("fpf", "k-fpf")):
         return label, {}
-    if not repair:
-        repair, method = label, "sgd"
-    kind, *rest = repair.removeprefix("k-").split("-")
-    given: dict[str, Any] = {"repair": "k-fpf" if repair.startswith("k-") else kind}
-    if "all" in rest:
+    repair, _, method = label.partition("+")
+    method = method or "sgd"
+    given: dict[str, Any] = {"repair": "k-fpf" if repair.startswith("k-") else "fpf"}
+    if "-all" in repair:
         given["groups"] = "all"
-    if "kd" in rest:
+    if repair.endswith("-kd"):
         searched = preset(stream, method, "k-fpf", buffer or 500, distils=True)
         grid = sorted(preset_table("grids").get(stream, {}).get("k-fpf", {}).get("kd", (0.1,)))
         given["kd"] = float(searched["kd"][0]) if "kd" in searched else grid[len(grid) // 2]
@@ -246,16 +242,13 @@ def training_steps(settings: Settings) -> int:
     return trained + finetune.steps * (1 + (trained // finetune.every if finetune.every else 0))
 
 
-def read_measured(lines: Sequence[Line], out: Path) -> list[Measured]:
-    """Return the lines that have records in a folder, with these records."""
-    records = [[record.find(out, run.settings) for run in line.runs] for line in lines]
-    return [Measured(line, tuple(filter(None, read))) for line, read in zip(lines, records, strict=True) if any(read)]
-
-
-def keep_records(measured: Sequence[Measured], records: Sequence[Record]) -> list[Measured]:
-    """Return the lines without the records that are not among ``records``."""
-    ids = {record.id for record in records}
-    return [Measured(entry.line, tuple(record for record in entry.records if record.id in ids)) for entry in measured]
+def measure(lines: Sequence[Line], records: Iterable[Record]) -> list[Measured]:
+    """Return the lines that have records, each with its records."""
+    by_id = {record.id: record for record in records}
+    measured = [
+        Measured(line, tuple(filter(None, (by_id.get(run.settings.id) for run in line.runs)))) for line in lines
+    ]
+    return [entry for entry in measured if entry.records]
 
 
 def runs(lines: Sequence[Line]) -> list[Planned]:

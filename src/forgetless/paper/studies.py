@@ -26,13 +26,13 @@ def notes(options: Options, lines: Sequence[Line]) -> list[str]:
     settings = [run.settings for line in lines for run in line.runs]
     repairs = [(entry.stream, entry.finetune) for entry in settings if entry.finetune is not None]
     usual = Finetune.k_fpf().threshold
-    thresholds = sorted({repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"})
-    if lower := [threshold for threshold in thresholds if threshold != usual]:
-        shown = ", ".join(map(str, lower))
-        remarks.append(f"k-FPF chooses groups above {shown}, which was searched on validation; the paper uses {usual}")
+    thresholds = {repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"}
+    if searched := ", ".join(map(str, sorted(thresholds - {usual}))):
+        remarks.append(
+            f"k-FPF chooses groups above {searched}, which was searched on validation; the paper uses {usual}"
+        )
     if not any(line.target for line in lines):
         remarks.append("the paper has no numbers for this item, so its claims are checked instead")
-    if any("kd" in line.name for line in lines):
-        weights = ", ".join(dict.fromkeys(f"{stream} {repair.distill}" for stream, repair in repairs if repair.distill))
-        remarks.append(f"λ of KD: {weights} (searched, or the middle of the paper's grid)")
+    if weights := dict.fromkeys(f"{stream} {repair.distill}" for stream, repair in repairs if repair.distill):
+        remarks.append(f"λ of KD: {', '.join(weights)} (searched, or the middle of the paper's grid)")
     return remarks

@@ -80,8 +80,6 @@ def herd(features: Tensor, count: int) -> Tensor:
 
     p_k = argmin_x ‖ μ − (φ(x) + Σ_{j<k} φ(p_j)) / k ‖, each row at most once.
     """
-    if not 1 <= count <= len(features):
-        raise ValueError(f"count is {count}; herding {len(features)} rows needs 1 to {len(features)}")
     mean = features.mean(0)
     total = torch.zeros_like(mean)
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
@@ -125,11 +123,11 @@ class Buffer:
         settings = Memory(capacity=capacity, policy=policy, seed=seed)
         self.capacity, self.policy, self.seed = settings.capacity, settings.policy, settings.seed
         self.seen = 0
-        self._device = None if device is None else torch.device(device)
+        self.device = None if device is None else torch.device(device)  # None until the first batch
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
         self._keys = torch.empty(0)
         self._counter: Tensor | None = None  # ``seen`` on the device, for writes that are replayed
-        self._generator = generator
+        self.generator = generator  # None until the first batch
 
     def __len__(self) -> int:
         return min(self.seen, self.capacity)
@@ -144,18 +142,6 @@ class Buffer:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns; empty before the first batch."""
         return tuple(self._rows)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the columns are; None until that is known."""
-        return self._device
-
-    @property
-    def generator(self) -> torch.Generator:
-        """The buffer's random numbers, which start with the first batch."""
-        if self._generator is None:
-            raise ValueError("the buffer is empty: add examples first, its random numbers start with them")
-        return self._generator
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
         """Raise an error if ``batch`` does not fit what is stored; change nothing."""
@@ -192,9 +178,9 @@ class Buffer:
         """Do the part of ``add`` that runs on the device and can be captured; ``check`` and ``advance`` cannot."""
         self._open(batch)
         size = len(next(iter(batch.values())))
-        numbers = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
+        numbers = torch.randint(_DRAW, (size,), generator=self.generator, device=self.device)
         if self.policy == "balanced":
-            unused = torch.arange(self.capacity, device=self._device) >= len(self)
+            unused = torch.arange(self.capacity, device=self.device) >= len(self)
             labels = batch["y"].to(numbers.device)
             slots = balanced_slots(self._rows["y"][:-1], self._keys[:-1], labels, numbers, unused)
             self._keys.index_copy_(0, slots, numbers)
@@ -230,17 +216,14 @@ class Buffer:
         for name, column in batch.items():
             self._rows[name][:size] = column.detach().to(self._rows[name].device)
         if self.policy == "balanced":
-            self._keys[:size] = torch.randint(_DRAW, (size,), generator=self._generator, device=self._device)
+            self._keys[:size] = torch.randint(_DRAW, (size,), generator=self.generator, device=self.device)
         self._set_seen(size)
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Return ``size`` examples drawn without replacement, or all if there are fewer."""
-        if size < 1:
-            raise ValueError(f"size is {size}; it must be 1 or more")
         if not len(self):
             raise ValueError("the buffer is empty: there is nothing to draw")
-        device = next(iter(self._rows.values())).device
-        order = torch.randperm(len(self), generator=generator or self._generator, device=device)[:size]
+        order = torch.randperm(len(self), generator=generator or self.generator, device=self.device)[:size]
         return {name: row.index_select(0, order) for name, row in self._rows.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,7 +234,7 @@ class Buffer:
             "seen": self.seen,
             "columns": {name: self[name].clone() for name in self._rows},
             "keys": self._keys[: len(self)].clone(),
-            "generator": None if self._generator is None else self._generator.get_state(),
+            "generator": None if self.generator is None else self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -259,37 +242,30 @@ class Buffer:
         for name in ("capacity", "policy"):
             if state[name] != getattr(self, name):
                 raise ValueError(f"the state has {name} {state[name]!r}; this buffer has {getattr(self, name)!r}")
-        columns: dict[str, Tensor] = state["columns"]
-        device = self._device or next((column.device for column in columns.values()), None)
-        if state["generator"] is not None:
-            if self._generator is None and device is not None:
-                self._generator = torch.Generator(device)
-            if self._generator is not None:
-                self._generator.set_state(state["generator"].cpu())
-        elif self._generator is not None:
-            self._generator.manual_seed(self.seed)
         self._rows = {}
-        if columns:
-            self._open(columns)
-            for name, column in columns.items():
-                self._rows[name][: len(column)] = column.to(self._rows[name].device)
+        if state["columns"]:
+            self.replace(state["columns"])
             self._keys[: len(state["keys"])] = state["keys"].to(self._keys.device)
         self._set_seen(state["seen"])
+        if self.generator is not None and state["generator"] is not None:
+            self.generator.set_state(state["generator"].cpu())
+        elif self.generator is not None:
+            self.generator.manual_seed(self.seed)
 
     def _open(self, batch: Mapping[str, Tensor]) -> None:
         """On the first batch, fix the device and allocate the columns."""
         if self._rows:
             return
-        if self._device is None:
-            self._device = next(iter(batch.values())).device
+        if self.device is None:
+            self.device = next(iter(batch.values())).device
         with torch.inference_mode(False):  # its tensors cannot be written to outside of it
             for name, column in batch.items():
-                self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self._device)
+                self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self.device)
             keys = self.capacity + 1 if self.policy == "balanced" else 0
-            self._keys = torch.zeros(keys, dtype=torch.int64, device=self._device)
-            if self._device.type != "cpu":
-                self._counter = torch.full((), self.seen, device=self._device)
-        self._generator = self._generator or torch.Generator(self._device).manual_seed(self.seed)
+            self._keys = torch.zeros(keys, dtype=torch.int64, device=self.device)
+            if self.device.type != "cpu":
+                self._counter = torch.full((), self.seen, device=self.device)
+        self.generator = self.generator or torch.Generator(self.device).manual_seed(self.seed)
 
     def _set_seen(self, seen: int) -> None:
         self.seen = seen

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -100,6 +100,8 @@ def finetune(
     settings = Finetune(steps=steps, lr=lr, distill=distill, batch=batch)
     objective = Objective(augment, loss, forward, autocast)
     generator = generator or buffer.generator
+    if generator is None:
+        raise ValueError("the buffer is empty: add examples first")
     with untouched_randomness(generator):
         run = Finetuning(model, buffer, names, settings, objective, generator, processes=processes)
         run.advance(settings.steps)
@@ -130,6 +132,7 @@ class Finetuning:
         self._engine, self._processes = engine, processes
         self.names = unfrozen(self._network, names)
         self.steps = self.left = settings.steps
+        self._rates = [settings.lr / 2 * (1 + math.cos(math.pi * step / self.steps)) for step in range(self.steps)]
         self._device = next(self._network.parameters()).device
         self._saved = Restorer(self._network, self.names)
         with torch.inference_mode(False):
@@ -146,7 +149,8 @@ class Finetuning:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            _eager(),
+            # Uncompiled: torch.compile would recompile for every set of flags and modes. Importing it takes seconds.
+            torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
             only(self._model, self.names) as parameters,
             nullcontext() if self._engine is None else self._engine.frozen_cast_once(self._network),
         ):
@@ -178,7 +182,8 @@ class Finetuning:
 
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
-        return self._saved.moved(self.names)
+        tensors = all_tensors(self._network)
+        return {name: tensors[name].detach() - self._saved.moving[name] for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, besides the network, the buffer and the random states."""
@@ -193,11 +198,9 @@ class Finetuning:
             self._schedule.step.fill_(self.steps - self.left)
 
     def _use(self, schedule: Schedule) -> None:
-        schedule.begin([self._rate(step) for step in range(self.steps)])
+        schedule.rates.copy_(torch.tensor(self._rates))
+        schedule.step.zero_()
         self._schedule, self._losses = schedule, schedule.losses
-
-    def _rate(self, step: int) -> float:
-        return self._settings.lr / 2 * (1 + math.cos(math.pi * step / self.steps))
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
         torch.clear_autocast_cache()  # inside a user's autocast it would hold the weights of the first step
@@ -210,22 +213,22 @@ class Finetuning:
             value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
-            if self._schedule is not None:
-                self._schedule.descend([p for p, _ in pairs], [g for _, g in pairs], value.detach())
-                return
-            self._losses[step] = value.detach()
-            if pairs:
-                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-self._rate(step))
+            if pairs:  # with a schedule, the gradients have the rate already, which saves a pass over them
+                rate = self._rates[step] if self._schedule is None else 1
+                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-rate)
+            if self._schedule is None:
+                self._losses[step] = value.detach()
+            else:
+                self._losses.index_copy_(0, self._schedule.step, value.detach().float().reshape(1))
+                self._schedule.step.add_(1)
+                self._schedule.checked = True
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned.
-
-        With a schedule these are gradients of the loss times the learning rate, which saves a pass over all of them.
-        """
+        """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned."""
         objective, distill, y = self._objective, self._settings.distill, rows["y"]
-        engine = self._engine if objective.is_cross_entropy(distill) else None
+        engine = self._engine if objective.loss is None and not distill else None
         with nullcontext() if objective.autocast is None else torch.autocast(self._device.type, objective.autocast):
             inputs = unpack(rows) if objective.augment is None else objective.augment(unpack(rows))
             if step and engine is not None and backpropagates(self._network, engine):
@@ -241,7 +244,10 @@ class Finetuning:
                     f"buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
                 ) from error
             if not isinstance(logits, Tensor):
-                raise TypeError(f"forward returned a {type(logits).__name__}; it must return logits, a tensor")
+                raise TypeError(
+                    f"{'the network' if objective.forward is call else 'forward'} returned a {type(logits).__name__}, "
+                    "not a tensor of logits: use forward=(model, x) -> logits"
+                )
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 objective.check(self._buffer, logits, len(y), distill)
             value = objective.value(logits, rows, distill)
@@ -252,7 +258,7 @@ class Finetuning:
                 "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under "
                 "torch.no_grad(), or the network does not use them"
             )
-        rate = None if self._schedule is None else self._schedule.rate()
+        rate = None if self._schedule is None else self._schedule.rates.index_select(0, self._schedule.step)[0]
         return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
 
     def _average_statistics(self) -> None:
@@ -266,27 +272,13 @@ class Finetuning:
 
 @final
 class Schedule:
-    """The learning rate of each step and the losses, on the device, for steps that are replayed."""
+    """The learning rate of each step, the step and the losses, on the device, for steps that are replayed."""
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.rates = torch.zeros(steps, device=device)
         self.losses = torch.zeros(steps, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
-
-    def begin(self, rates: list[float]) -> None:
-        self.rates.copy_(torch.tensor(rates))
-        self.step.zero_()
-
-    def rate(self) -> Tensor:
-        return self.rates.index_select(0, self.step)[0]
-
-    def descend(self, parameters: list[Tensor], gradients: list[Tensor], loss: Tensor) -> None:
-        if parameters:
-            torch._foreach_sub_(parameters, gradients)
-        self.losses.index_copy_(0, self.step, loss.float().reshape(1))
-        self.step.add_(1)
-        self.checked = True
 
 
 def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
@@ -297,40 +289,24 @@ def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> 
 
 def _check_buffer(buffer: Buffer, distill: float) -> None:
     """Raise ``ValueError`` if the buffer does not hold what a finetuning needs."""
-    if not len(buffer):
-        raise ValueError("the buffer is empty: there is nothing to finetune on. Add examples first")
-    columns = ", ".join(buffer.columns)
-    if not any(column == "x" or column.startswith("x.") for column in buffer.columns):
-        raise ValueError(f"finetuning needs the column 'x' (or 'x.<name>' for several); the buffer has {columns}")
-    if "y" not in buffer.columns:
-        raise ValueError(f"finetuning needs the column 'y'; the buffer has {columns}")
-    if distill and "logits" not in buffer.columns:
-        raise ValueError(f"distill is {distill}, which needs the column 'logits'; the buffer has {columns}")
-
-
-def _eager() -> AbstractContextManager[None]:
-    """Run a compiled network uncompiled: ``torch.compile`` would recompile it for every set of flags and modes."""
-    if "torch._dynamo" not in sys.modules:  # importing it only to switch it off would take seconds
-        return nullcontext()
-    stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
-    return stance
+    held = {column.partition(".")[0] for column in buffer.columns}  # x.<name> is a part of x
+    missing = [column for column in ("x", "y", "logits") if column not in held and (distill or column != "logits")]
+    if missing:
+        what = f"distill is {distill}, which" if missing == ["logits"] else "finetuning"
+        raise ValueError(f"{what} needs the column {missing[0]!r}; the buffer has {', '.join(buffer.columns)}")
 
 
 def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Buffer) -> None:
     """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if the buffer shows one."""
-    for step, loss in enumerate(losses, start=1):
-        if not math.isfinite(loss):
-            raise NonFiniteError(
-                f"the loss became {loss} at step {step} of {len(losses)} of the finetuning; the network is as it was "
-                f"before it. {_advice(buffer)}"
-            )
-    device = next(iter(tensors.values())).device  # a network may be on several
-    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
-    if not all(finite):
-        raise NonFiniteError(
-            f"{list(tensors)[finite.index(False)]} became infinite or NaN at the last of {len(losses)} steps of the "
-            "finetuning; the network is as it was before it. Try a smaller lr of the finetuning (in a run: ft_lr)"
-        )
+    steps = len(losses)
+    bad = [f"the loss became {x} at step {i} of {steps}" for i, x in enumerate(losses, start=1) if not math.isfinite(x)]
+    if not bad:
+        device = next(iter(tensors.values())).device  # a network may be on several
+        finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
+        names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+        bad = [f"{name} became infinite or NaN at the last of {steps} steps" for name in names]
+    if bad:
+        raise NonFiniteError(f"{bad[0]} of the finetuning; the network is as it was before it. {_advice(buffer)}")
 
 
 def _advice(buffer: Buffer) -> str:

@@ -50,9 +50,8 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
                     module.eval()
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in chosen)
-        for path, module in network.named_modules():
-            if own := statistics(path, module):
-                module.training = own <= chosen
+        for layer, own in statistics(network).items():
+            layer.training = own <= chosen
         yield [parameter for name, parameter in parameters.items() if name in chosen]
     finally:
         for name, parameter in parameters.items():
@@ -63,8 +62,6 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
 
 def unfrozen(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     """Return ``names`` without what is frozen; raise ``ValueError`` if nothing is left."""
-    if not names:
-        raise ValueError("names is empty: name the tensors to finetune")
     check_names(network, names)
     left = movable(network, names)
     if not left:
@@ -85,15 +82,14 @@ def movable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     if network.training:
         frozen |= resting(network)
     else:
-        parts = [(path, module) for path, module in network.named_modules() if is_frozen(module)]
-        layers = [layer for path, module in parts for layer in module.named_modules(prefix=path)]
-        frozen.update(*(statistics(path, layer) for path, layer in layers))
+        resting_parts = [layer for part in network.modules() if is_frozen(part) for layer in part.modules()]
+        frozen.update(*(own for layer, own in statistics(network).items() if layer in resting_parts))
     return tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
 
 
 def resting(network: nn.Module) -> set[str]:
     """Return the names of the statistics of layers that are in evaluation mode."""
-    return set().union(*(statistics(path, part) for path, part in network.named_modules() if not part.training))
+    return set().union(*(own for layer, own in statistics(network).items() if not layer.training))
 
 
 def is_frozen(module: nn.Module) -> bool:
@@ -111,8 +107,7 @@ def check_names(network: nn.Module, names: Collection[str]) -> None:
             with suppress(ValueError):  # this network may have no recognisable groups
                 hint = f"; it is a group: forgetless.groups(model)[{name!r}]" if name in groups(network) else ""
             raise ValueError(f"the network has no parameter or float buffer named {name!r}{hint}")
-    for path, module in network.named_modules():
-        own = statistics(path, module)
-        if own & set(names) and not own <= set(names):
-            missing = ", ".join(sorted(own - set(names)))
-            raise ValueError(f"the statistics of {path} move together: also name {missing}, or none of them")
+    for own in statistics(network).values():
+        if (missing := sorted(own - set(names))) and own & set(names):
+            path = missing[0].rpartition(".")[0]
+            raise ValueError(f"the statistics of {path} move together: also name {', '.join(missing)}, or none of them")

@@ -49,12 +49,8 @@ def unpack(rows: Mapping[str, Tensor]) -> Any:
 def call(model: nn.Module, x: Any) -> Tensor:
     """Return the logits of ``model`` for ``x``; a mapping becomes keyword arguments (Hugging Face's batches)."""
     output = model(**x) if isinstance(x, Mapping) else model(x)
-    if isinstance(output, Mapping) and "logits" in output:
-        output = output["logits"]
-    if not isinstance(output, Tensor):
-        kind = type(output).__name__
-        raise TypeError(f"the network returned {kind}, not a tensor of logits: give forward=(model, x) -> logits")
-    return output
+    logits: Tensor = output.get("logits", output) if isinstance(output, Mapping) else output
+    return logits
 
 
 def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
@@ -74,10 +70,7 @@ def class_labels(y: Tensor) -> Tensor:
 
 
 def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
-    """Raise ``ValueError`` unless ``y`` holds classes, or class probabilities, for ``logits``. ``NO_LABEL`` is valid.
-
-    Without ``values`` only the shape is checked, which needs no GPU-to-CPU sync.
-    """
+    """Raise ``ValueError`` unless ``y`` fits ``logits``; only by shape without ``values``, which needs no sync."""
     shape, probabilities = tuple(logits.shape), y.is_floating_point()
     if logits.ndim < 2:
         raise ValueError(f"the network's output has shape {shape}; it must be (batch, classes){OTHER_LOSS}")
@@ -119,10 +112,6 @@ class Objective:
         if self.autocast == torch.float16:
             raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
 
-    def is_cross_entropy(self, distill: float) -> bool:
-        """Return whether the objective is cross-entropy alone."""
-        return self.loss is None and not distill
-
     def value(self, logits: Tensor, rows: Mapping[str, Tensor], distill: float) -> Tensor:
         """Return the loss of a batch, given the logits for it."""
         if self.loss is None:
@@ -138,7 +127,7 @@ class Objective:
 
     def examples(self, y: Tensor, distill: float) -> int | Tensor:
         """Return the number of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
-        if self.is_cross_entropy(distill) and not y.is_floating_point():
+        if self.loss is None and not distill and not y.is_floating_point():
             return (class_labels(y) != NO_LABEL).sum()
         return len(y)
 

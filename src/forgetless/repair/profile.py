@@ -57,10 +57,8 @@ class Profile:
         lines = [f"{'group':<{width}}  {'S_g':>7}  {'parameters':>12}  {'share':>8}  chosen"]
         for group in self.groups:
             score = "–" if group.sensitivity is None else f"{group.sensitivity:.3f}"
-            mark = "yes" if group.chosen else ""
-            lines.append(
-                f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.3%}  {mark}".rstrip()
-            )
+            line = f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.3%}"
+            lines.append(f"{line}  yes" if group.chosen else line)
         lines.append(f"chosen: {self.share:.3%} of the parameters; shifts of the data compared: {self.comparisons}")
         return "\n".join(lines)
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, final
 from warnings import warn
@@ -20,7 +20,6 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.objective import Objective
-from forgetless.repair.profile import Profile
 from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune, Tracking
@@ -57,12 +56,11 @@ class Repairer:
         head: str | None = None,
         epochs: int = 1,
         keep: int | None = 1000,
-        agree: Callable[[Tensor], Tensor] = lambda changes: changes,
     ) -> None:
         self.model, self.settings, self.objective, self.tracking = model, settings, objective, tracking
         self._network = unwrap(model)
         self.selection = Selection(self._network, settings, grouping, head)
-        self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep, agree)
+        self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep)
         self._detector = Detector() if tracking.detect else None
         self.step = 0
         self.finetunings = 0
@@ -145,16 +143,6 @@ class Repairer:
         if self._detector is not None:
             self._detector.restart()
 
-    def sensitivities(self) -> dict[str, float]:
-        """Return S_g of each group; empty before the first shift."""
-        return self.selection.scores(self.tracker.task_changes())
-
-    def profile(self) -> Profile:
-        return self.selection.profile(self.tracker.task_changes(), len(self.tracker.between_tasks))
-
-    def why_not(self) -> str:
-        return self.selection.why_not(self.tracker.task_changes())
-
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on, besides the network and the buffer."""
         return {
@@ -204,10 +192,11 @@ class Repairer:
 
     def _mark(self) -> None:
         self._steps_of_window = 0
-        self.tracker.mark(None if self._detector is None else self._is_shift)
+        self.tracker.mark(self._is_shift)
 
     def _is_shift(self, row: Row) -> bool:
-        assert self._detector is not None
+        if self._detector is None:
+            return False
         begins = self._detector.see(self.selection.weight_changes(self.tracker.by_tensor(row)))
         if begins:
             self.shifts.append(self.step - self.tracking.window)

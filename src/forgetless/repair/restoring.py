@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, final
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -32,11 +32,6 @@ class Restorer:
     def restore_still(self) -> None:
         """Put back what the forward passes wrote to, but was not chosen."""
         self._put_back(self.still)
-
-    def moved(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Return how far each of these tensors is from its copy."""
-        tensors = all_tensors(self._network)
-        return {name: tensors[name].detach() - self.moving[name] for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         return {"before": _copies(self.moving), "still": _copies(self.still)}
@@ -72,23 +67,19 @@ def untouched_randomness(generator: torch.Generator) -> Iterator[None]:
     These are torch's on the CPU and CUDA, ``random``'s and numpy's; augmentation and dropout draw from them.
     """
     seed = draw_seed(generator)
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed also seeds devices that were never used
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
         random.seed(seed)
-        if numpy is not None:
-            numpy.random.seed(seed)
+        numpy.random.seed(seed)
         try:
             yield
         finally:
             random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
+            numpy.random.set_state(numpy_state)
 
 
 def draw_seed(generator: torch.Generator) -> int:
@@ -101,8 +92,7 @@ def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _written(network: nn.Module) -> dict[str, Tensor]:
     """Return what a forward pass may write to: buffers, and the weights of embeddings with a ``max_norm``."""
-    embeddings = [module for module in network.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    bounded = {id(module.weight) for module in embeddings if module.max_norm is not None}
+    bounded = {id(module.weight) for module in network.modules() if getattr(module, "max_norm", None) is not None}
     weights = {name: parameter for name, parameter in network.named_parameters() if id(parameter) in bounded}
     return {**dict(network.named_buffers()), **weights}
 

@@ -7,13 +7,16 @@ from typing import final
 
 from torch import nn
 
-from forgetless.repair.freezing import check_names, movable
-from forgetless.repair.groups import Groups, float_tensors, groups, is_norm, parameter_counts, statistics
+from forgetless.repair.freezing import check_names, is_frozen, movable
+from forgetless.repair.groups import Groups, float_tensors, groups, statistics
 from forgetless.repair.profile import Group, Profile
 from forgetless.repair.sensitivity import group_changes, select, sensitivity
 from forgetless.repair.settings import Finetune
 
-STILL = "no parameter moved"
+NO_CHOICE = (
+    "Call boundary() where the data shifts, use a smaller window (a task must have four), lower the threshold, or name "
+    "the groups; to repair the network as it is, use forgetless.finetune(model, fpf.buffer, names of tensors)"
+)
 
 
 @final
@@ -37,10 +40,7 @@ class Selection:
         self._unknown = {"buffers"} if grouping is None else set()
         parameters = dict(network.named_parameters())
         frozen = {name for name, parameter in parameters.items() if not (parameter.requires_grad and parameter.numel())}
-        for path, module in network.named_modules():
-            flags = [parameter.requires_grad for parameter in module.parameters(recurse=False)]
-            if is_norm(module) and flags and not any(flags):
-                frozen |= statistics(path, module)
+        frozen.update(*(names for layer, names in statistics(network).items() if is_frozen(layer)))
         live = {group: [name for name in names if name not in frozen] for group, names in self.grouping.items()}
         self._live = {group: names for group, names in live.items() if names}
         self._sizes = {name: tensor.numel() for name, tensor in float_tensors(network).items()}
@@ -94,21 +94,23 @@ class Selection:
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         """Return the forgetting profile for these changes between tasks."""
         scores, chosen = self.scores(by_tensor), self.choice(by_tensor)
-        sizes = parameter_counts(self._network, {group: self._live.get(group, ()) for group in self.grouping})
-        total = sum(parameter.numel() for parameter in self._network.parameters())
+        counts = {name: parameter.numel() for name, parameter in self._network.named_parameters()}
+        sizes = {group: sum(counts.get(name, 0) for name in self._live.get(group, ())) for group in self.grouping}
+        total = sum(counts.values())
         lines = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
         return Profile(tuple(lines), comparisons)
 
     def why_not(self, by_tensor: Mapping[str, float]) -> str:
-        chosen = self.choice(by_tensor)
-        if chosen and not self.movable(chosen):
+        """Return why nothing can be finetuned, and what to do."""
+        if chosen := self.choice(by_tensor):
             verb = "are" if len(chosen) > 1 else "is"
             return f"{', '.join(chosen)}, which {verb} chosen, {verb} frozen"
-        scores = self.scores(by_tensor)
-        if not scores:
-            return STILL if by_tensor else "no shift of the data was seen, so no sensitivity is known"
-        highest = max(scores, key=lambda group: scores[group])
-        return f"no S_g is above the threshold {self.threshold}; the highest is {highest}, {scores[highest]:.2f}"
+        if scores := self.scores(by_tensor):
+            group, score = max(scores.items(), key=lambda item: item[1])
+            return f"no S_g is above the threshold {self.threshold}; the highest is {group}, {score:.2f}. {NO_CHOICE}"
+        if by_tensor:
+            return "no parameter moved. Is this FPF around the network that the optimizer trains?"
+        return f"no shift of the data was seen, so no sensitivity is known. {NO_CHOICE}"
 
     def _listed(self, names: str | Collection[str]) -> tuple[str, ...]:
         chosen = select(dict.fromkeys(self.grouping, 0.0), groups=names)

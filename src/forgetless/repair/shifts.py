@@ -67,8 +67,6 @@ class Detector:
 
     def _is_shift(self, row: Sequence[float]) -> bool:
         moved = [i for i, change in enumerate(row) if change > 0]
-        if not moved:
-            return False
         over_recent = median(_ratio(row[i], max(past[i] for past in self._recent)) for i in moved)
         over_highest = median(_ratio(row[i], self._highest[i]) for i in moved)
         return over_recent > self._jump and over_highest > self._floor

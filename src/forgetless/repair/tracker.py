@@ -37,7 +37,6 @@ class Tracker:
 
     The first ``epochs`` epochs of a task are compared with those of the previous task (1: the paper's early epochs;
     None: all). Memory: one copy of the tensors, plus one for each of those epochs. ``keep`` bounds the rows held.
-    ``agree`` is applied to the changes of each row; several processes take their mean.
     """
 
     def __init__(
@@ -46,13 +45,12 @@ class Tracker:
         names: Sequence[str],
         epochs: int | None = 1,
         keep: int | None = 1000,
-        agree: Callable[[Tensor], Tensor] = lambda changes: changes,
     ) -> None:
         self._network = network
         self.names = tuple(names)
         self._parameters = {name for name, _ in network.named_parameters()}
         self._epochs = epochs
-        self._agree = agree
+        self.agree: Callable[[Tensor], Tensor] = lambda changes: changes  # several processes take their mean
         self.task = 1
         self.epoch = 0
         self.between_epochs: deque[Row] = deque(maxlen=keep)
@@ -79,8 +77,7 @@ class Tracker:
     def leave_out(self, moved: Mapping[str, Tensor]) -> None:
         """Exclude from the next row how far a finetuning moved these tensors."""
         if self._last is not None:
-            shifted = {name: self._last[name] + by for name, by in moved.items() if name in self._last}
-            self._last = self._last | shifted
+            self._last = self._last | {n: self._last[n] + by for n, by in moved.items() if n in self._last}
 
     def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
         """End an epoch and return the row of changes since the last mark; None if nothing came before it.
@@ -91,7 +88,7 @@ class Tracker:
         now = self.snapshot()
         row = None
         if self._last is not None:
-            row = Row(self.task, self.epoch, self._agree(self._changes(now, self._last)))
+            row = Row(self.task, self.epoch, self.agree(self._changes(now, self._last)))
             if begins_task is not None and begins_task(row):
                 self.boundary()
                 self.epoch = 1
@@ -101,7 +98,7 @@ class Tracker:
         if self._epochs is None or self.epoch <= self._epochs:
             task, before = self._first.get(self.epoch, (self.task, now))
             if task == self.task - 1:
-                self.between_tasks.append(Row(self.task, self.epoch, self._agree(self._changes(now, before))))
+                self.between_tasks.append(Row(self.task, self.epoch, self.agree(self._changes(now, before))))
             self._first[self.epoch] = (self.task, now)
         return row
 

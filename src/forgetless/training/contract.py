@@ -77,7 +77,11 @@ def check(make: Callable[[], Method] | Method | str) -> None:
         raise ContractError("1: no weight moved in a run: does step() call learner.update(loss)?")
     if not _equal(weights, _trained_weights(make(), stream)):
         raise ContractError("3: two runs with the same seed end with different weights")
-    _check_independence(make, stream, weights)
+    runs = [train(stream, make(), _network(), SETTINGS, seed=seed) for seed in (0, 1)]
+    for _ in zip(*runs, strict=True):  # two runs that take turns must end as each does alone
+        pass
+    if not _equal(weights, list(runs[0].network.parameters())):
+        raise ContractError("6: a second instance that trains at the same time changes what the first one learns")
     for finetune in REPAIRS:  # rule 7: neither run may raise an error
         _trained_weights(make(), stream, finetune=finetune)
     if torch.cuda.is_available():
@@ -86,6 +90,11 @@ def check(make: Callable[[], Method] | Method | str) -> None:
 
 def _check_steps_and_evaluation(method: Method, stream: Stream) -> None:
     """Check rules 1, 2, 4 and 5: take a few steps by hand, then evaluate."""
+
+    def snapshot() -> tuple[list[Tensor], list[bool]]:
+        tensors = [*learner.network.state_dict().values(), *(buffer[name] for name in buffer.columns)]
+        return [tensor.clone() for tensor in tensors], [module.training for module in learner.network.modules()]
+
     buffer = Buffer(SETTINGS.buffer, policy="balanced" if method.memory == "balanced" else "reservoir")
     learner = Learner(
         _network(), stream, lr=SETTINGS.lr, batch=SETTINGS.batch, replay=SETTINGS.replay, weight_decay=0.0,
@@ -102,7 +111,11 @@ def _check_steps_and_evaluation(method: Method, stream: Stream) -> None:
         check_plain(method.state_dict(learner))
     except TypeError as error:
         warnings.warn(f"runs of this method would have no checkpoints: {error}", stacklevel=3)
-    _check_evaluation(method, learner, buffer, stream)
+    tensors, modes = snapshot()
+    first, second = evaluate(learner, method, stream), evaluate(learner, method, stream)
+    tensors_after, modes_after = snapshot()
+    if not _equal(tensors, tensors_after) or modes != modes_after or first != second:
+        raise ContractError("5: evaluation changes the network, its mode, the buffer or the result of the next one")
 
 
 def _checked_step(method: Method, learner: Learner, batch: Batch) -> dict[str, Tensor]:
@@ -127,29 +140,6 @@ def _checked_step(method: Method, learner: Learner, batch: Batch) -> dict[str, T
     return columns
 
 
-def _check_evaluation(method: Method, learner: Learner, buffer: Buffer, stream: Stream) -> None:
-    """Check rule 5."""
-
-    def snapshot() -> tuple[list[Tensor], list[bool]]:
-        tensors = [*learner.network.state_dict().values(), *(buffer[name] for name in buffer.columns)]
-        return [tensor.clone() for tensor in tensors], [module.training for module in learner.network.modules()]
-
-    tensors, modes = snapshot()
-    first, second = evaluate(learner, method, stream), evaluate(learner, method, stream)
-    tensors_after, modes_after = snapshot()
-    if not _equal(tensors, tensors_after) or modes != modes_after or first != second:
-        raise ContractError("5: evaluation changes the network, its mode, the buffer or the result of the next one")
-
-
-def _check_independence(make: Callable[[], Method], stream: Stream, alone: list[Tensor]) -> None:
-    """Check rule 6: two runs that take turns end as each does alone."""
-    runs = [train(stream, make(), _network(), SETTINGS, seed=seed) for seed in (0, 1)]
-    for _ in zip(*runs, strict=True):
-        pass
-    if not _equal(alone, list(runs[0].network.parameters())):
-        raise ContractError("6: a second instance that trains at the same time changes what the first one learns")
-
-
 def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
     """Check rule 8."""
     runs = []
@@ -162,20 +152,14 @@ def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
         raise ContractError("8: replayed as a CUDA graph it learns something else: change tensors only in place")
 
 
-class SyncDetector:
+class SyncDetector(ExitStack):
     """Collects in ``found`` what would be a GPU-to-CPU sync inside this context, also on a CPU."""
 
-    def __init__(self) -> None:
-        self.found: list[str] = []
-        self._modes = ExitStack()
-
     def __enter__(self) -> SyncDetector:
-        self._modes.enter_context(_Operations(self.found))
-        self._modes.enter_context(_Calls(self.found))
+        self.found: list[str] = []
+        self.enter_context(_Operations(self.found))
+        self.enter_context(_Calls(self.found))
         return self
-
-    def __exit__(self, *error: object) -> None:
-        self._modes.close()
 
 
 class _Operations(TorchDispatchMode):

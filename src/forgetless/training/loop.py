@@ -1,8 +1,5 @@
 """Train a network on a stream of tasks: one run, from top to bottom.
 
-for event in train(stream, ER(), network, epochs=1, batch=10, lr=0.1, buffer=500):
-    ...                                             # the last event is Ended(result)
-
 On a GPU the steps are captured into CUDA graphs and replayed (``compute.engine``), without a GPU-to-CPU sync inside an
 epoch.
 """
@@ -259,15 +256,13 @@ def _finetune_at_the_end(run: RunState) -> Generator[Event]:
         run.measured.before_finetuning = tuple(_evaluate(run).class_il)
         run.resumable = True
         yield events.Trained(run.position.step)
-    repaired = yield from _finetune(run)
-    if repaired is not None:
+    if (repaired := (yield from _finetune(run))) is not None:
         yield repaired
         return
-    selection = run.repair.selection
-    reason = selection.why_not(run.repair.tracker.task_changes())
-    advice = "name other groups, or lower the threshold"
-    warnings.warn(f"nothing was finetuned at the end: {reason}; {advice}", stacklevel=2)
-    selection.chosen = ()
+    reason = run.repair.selection.why_not(run.repair.tracker.task_changes())
+    problem = f"nothing was finetuned at the end: {reason}"
+    warnings.warn(f"{problem}; name other groups, or lower the threshold", stacklevel=2)
+    run.repair.selection.chosen = ()
 
 
 def _finish_method(run: RunState, *, resumable: bool) -> Generator[Event]:
@@ -285,7 +280,7 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
     with run.clock.phase("evaluate"):
         weights = {name: tensor.detach().clone() for name, tensor in run.network.state_dict().items()}
         gathered = _restorable_state(run)
-        random_state, ledger, finetuned = engine.state_dict(), learner.ledger.state_dict(), learner.finetuned
+        random_state, flops, finetuned = engine.state_dict(), learner.flops.copy(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
             yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1)
@@ -295,20 +290,19 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
             method.load_state_dict(learner, gathered)
             engine.discard_graphs("train")  # its captured graphs hold the tensors that were replaced
         engine.load_state_dict(random_state)
-        learner.ledger.load_state_dict(ledger)
+        learner.flops = flops
         learner.finetuned = finetuned
     return accuracies
 
 
-def _restorable_state(run: RunState) -> dict[str, Any] | None:
+def _restorable_state(run: RunState) -> Any:
     """Return a copy of the state of a method that has ``finish()``, or raise ``ValueError`` if it has none."""
     if type(run.method).finish is Method.finish:
         return None
     try:
-        state: dict[str, Any] = copied(run.method.state_dict(run.learner))
+        return copied(run.method.state_dict(run.learner))
     except TypeError as error:
         raise ValueError(f"anytime is True, but finish() of the method cannot be undone: {error}") from error
-    return state
 
 
 def _evaluate(run: RunState) -> Accuracies:

@@ -45,10 +45,6 @@ class Repair:
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(self.tracker.by_tensor(row))
 
-    def weights(self, row: Row) -> list[float]:
-        """Return the changes in a row of all tensors but statistics, from which ``FPF`` detects shifts."""
-        return self.selection.weight_changes(self.tracker.by_tensor(row))
-
     def tensor_changes(self) -> dict[str, list[float]]:
         """Return how far each tensor moved between tasks: one value per pair of tasks, the mean over epochs."""
         by_task: dict[int, list[Tensor]] = {}
@@ -81,7 +77,15 @@ class Repair:
 
     def count(self, done: Repaired) -> None:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
-        self._learner.ledger.add("finetune", self._cost(self.selection.names(done.groups)), self._settings.steps)
+        learner = self._learner
+        assert learner.buffer is not None
+        chosen = unfrozen(self._network, self.selection.names(done.groups))
+        size = min(self._settings.batch, len(learner.buffer))
+        key = ("finetune", chosen, size)
+        if key not in learner.costs:
+            with only(self._network, chosen):
+                learner.costs[key] = training_flops(self._network, learner.zero_inputs(size))
+        learner.flops["finetune"] += self._settings.steps * learner.costs[key]
         self._repairer.accept(done.groups, self._moved)
 
     @property
@@ -103,14 +107,3 @@ class Repair:
         self._run = self._repairer.begin(names, learner.buffer, self._generator, engine=learner.engine)
         self._groups = groups
         return self._run
-
-    def _cost(self, names: list[str]) -> int:
-        """Return the FLOPs of one step, counted once per choice and batch size."""
-        assert self._learner.buffer is not None
-        size = min(self._settings.batch, len(self._learner.buffer))
-        chosen = unfrozen(self._network, names)
-        key, costs = ("finetune", chosen, size), self._learner.costs
-        if key not in costs:
-            with only(self._network, chosen):
-                costs[key] = training_flops(self._network, self._learner.zero_inputs(size))
-        return costs[key]

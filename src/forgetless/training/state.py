@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -148,10 +149,8 @@ class RunState:
 
     def load_task(self) -> Loader:
         """Return a new loader of the current task's training examples."""
-        examples = self.tasks[self.position.task].train
-        self.loader = Loader(
-            examples, self.settings.batch, self.engine, self.order, smallest=self.learner.smallest_batch
-        )
+        examples, smallest = self.tasks[self.position.task].train, self.learner.smallest_batch
+        self.loader = Loader(examples, self.settings.batch, self.engine, self.order, smallest=smallest)
         return self.loader
 
     def result(self) -> Result:
@@ -159,6 +158,7 @@ class RunState:
         repair, tracker, measured = self.repair, self.repair.tracker, self.measured
         changes = tracker.task_changes() if self.method.sequential else {}  # else they are the finetuning's
         comparisons = len({row.task for row in tracker.between_tasks}) if changes else 0
+        weights = [repair.selection.weight_changes(tracker.by_tensor(row)) for row in tracker.between_epochs]
         return Result(
             accuracy_matrix=tuple(measured.class_il),
             task_il_matrix=tuple(measured.task_il),
@@ -168,10 +168,10 @@ class RunState:
             epoch_changes=tuple(GroupChanges(*row[:2], repair.groups(row)) for row in tracker.between_epochs),
             task_changes=tuple(GroupChanges(*row[:2], repair.groups(row)) for row in tracker.between_tasks),
             tensor_changes=repair.tensor_changes(),
-            boundaries=tuple(boundaries([repair.weights(row) for row in tracker.between_epochs])),
+            boundaries=tuple(boundaries(weights)),
             profile=repair.selection.profile(changes, comparisons),
             finetunings=tuple(measured.finetunings),
-            flops=self.learner.ledger.to_dict(),
+            flops=dict(self.learner.flops),
             seconds={phase: round(value, 3) for phase, value in self.clock.seconds().items()},
             steps=self.position.step,
             network=self.network,
@@ -195,7 +195,7 @@ class RunState:
             "waits": copied(self.pending),
             "finishing": self.finishing,
             "before": measured.before_finetuning,
-            "ledger": learner.ledger.state_dict(),
+            "ledger": dict(learner.flops),
             "costs": [[key, flops] for key, flops in learner.costs.items()] if compiled(self.network) else [],
             "engine": self.engine.state_dict(),
             "untrained": measured.untrained,
@@ -229,7 +229,7 @@ class RunState:
         self.repair.load_state_dict(state["finetuning"])
         if state["waits"] is not None:
             self.pending = {name: rows.to(self.engine.device) for name, rows in state["waits"].items()}
-        self.learner.ledger.load_state_dict(state["ledger"])
+        self.learner.flops = Counter(state["ledger"])
         self.learner.costs.update({to_hashable(key): flops for key, flops in state["costs"]})
         self.measured = Measured(
             untrained=tuple(state["untrained"]),
@@ -246,14 +246,10 @@ class RunState:
 def identity(stream: Stream, method: Method, settings: TrainSettings) -> dict[str, Any]:
     """Return what must be the same in all parts of a run, as plain data."""
     options = {name: getattr(method, name) for name in settings_of(type(method))}
+    plain = {name: value for name, value in options.items() if isinstance(value, bool | int | float | str)}
     chosen = {name: value for name, value in asdict(settings).items() if name not in COMPUTED}
-    return {
-        "stream": stream.name,
-        "data": stream.checksum,
-        "method": type(method).__name__,
-        **{name: value for name, value in options.items() if isinstance(value, bool | int | float | str)},
-        **flatten(chosen, {}),
-    }
+    parts = {"stream": stream.name, "data": stream.checksum, "method": type(method).__name__}
+    return {**parts, **plain, **flatten(chosen, {})}
 
 
 def check_state(state: Mapping[str, Any], stream: Stream, method: Method, settings: TrainSettings) -> None:
@@ -267,9 +263,8 @@ def check_state(state: Mapping[str, Any], stream: Stream, method: Method, settin
             continue
         if name == "data":
             raise ValueError(f"the data of {stream.name!r} differs from the data that the state was trained on")
-        raise ValueError(
-            f"{name} is {value!r}, but the state is of a run with {saved[name]!r}: resume with that, or start again"
-        )
+        other = f"the state is of a run with {saved[name]!r}"
+        raise ValueError(f"{name} is {value!r}, but {other}: resume with that, or start again")
 
 
 def is_built_in(part: Method | nn.Module) -> bool:

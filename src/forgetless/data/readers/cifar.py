@@ -1,7 +1,5 @@
 """CIFAR-10, binary version: ``cifar-10-batches-bin/*.bin``, rows of one label byte and 3,072 pixels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy

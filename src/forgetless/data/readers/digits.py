@@ -1,7 +1,5 @@
 """The digits that scikit-learn ships: 1,797 images of 8×8 pixels. No download."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where data sets are stored, and the errors for files that are missing or corrupt."""
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 import os

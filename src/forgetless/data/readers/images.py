@@ -1,10 +1,8 @@
 """Read folders of image files. Decoded images are cached as arrays next to the data, so a second start is instant."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,9 +14,14 @@ from torch import Tensor
 from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Return all image files below a folder, sorted."""
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+def labelled_files(folders: Iterable[Path]) -> tuple[list[Path], Tensor]:
+    """Return all image files below each folder, sorted, and for each the number of its folder."""
+    files, labels = [], []
+    for label, folder in enumerate(folders):
+        images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        files += images
+        labels += [label] * len(images)
+    return files, torch.tensor(labels)
 
 
 def decode(paths: Sequence[Path], size: int | None) -> Tensor:
@@ -51,11 +54,10 @@ def read_folder(folder: Path, size: int | None) -> tuple[Tensor, Tensor]:
     classes = sorted(path for path in folder.glob("*") if path.is_dir())
     if not classes:
         raise DataError(f"{folder} holds no folders of classes")
-    files = [image_files(path) for path in classes]
-    if not all(files):
-        raise DataError(f"{classes[files.index([])]} holds no images")
-    labels = torch.tensor([label for label, images in enumerate(files) for _ in images])
-    return decode([path for images in files for path in images], size), labels
+    files, labels = labelled_files(classes)
+    if empty := set(range(len(classes))) - set(labels.tolist()):
+        raise DataError(f"{classes[min(empty)]} holds no images")
+    return decode(files, size), labels
 
 
 def decode_cached(paths: Sequence[Path], size: int, folder: Path, name: str) -> Tensor:

@@ -1,7 +1,5 @@
 """MedMNIST (Yang et al. 2023): ``organamnist.npz`` and ``pathmnist.npz``, training and test sets as published."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

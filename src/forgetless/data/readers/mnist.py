@@ -1,7 +1,5 @@
 """MNIST in its own idx format: ``MNIST/raw/*-ubyte.gz``, or unpacked."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct

@@ -3,15 +3,13 @@
 Deviation: the paper names no split, so a stratified fifth of each domain, drawn once, is its test set.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
 
 from forgetless.data.holdout import stratified
 from forgetless.data.readers.files import corrupt, existing
-from forgetless.data.readers.images import decode_cached, image_files
+from forgetless.data.readers.images import decode_cached, labelled_files
 from forgetless.data.stream import Split
 
 COUNTS = {"sketch": 3929, "cartoon": 2344, "art_painting": 2048, "photo": 1670}
@@ -25,11 +23,9 @@ def read(root: Path, size: int = 224) -> dict[str, tuple[Split, Split]]:
 
 def _read_domain(root: Path, domain: str, size: int) -> tuple[Split, Split]:
     folder = existing(root / "PACS" / domain, "pacs")
-    files = [image_files(folder / name) for name in CLASSES]
-    paths = [path for images in files for path in images]
+    paths, y = labelled_files(folder / name for name in CLASSES)
     if len(paths) != COUNTS[domain]:
         raise corrupt(folder, "pacs", f"it holds {len(paths)} images, expected {COUNTS[domain]}")
-    y = torch.tensor([label for label, images in enumerate(files) for _ in images])
     examples = Split(decode_cached(paths, size, root, f"pacs-{domain}"), y)
     held_out = stratified(y, 0.2, torch.Generator().manual_seed(0))
     return examples.where(~held_out), examples.where(held_out)
