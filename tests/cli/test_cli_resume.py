@@ -1,6 +1,7 @@
 """``forgetless resume``: interrupted runs, by id or folder."""
 
 import json
+import re
 import signal
 import subprocess
 
@@ -28,7 +29,8 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path):
         (file,) = tmp_path.rglob("runs/*/*")
         assert file.name == "checkpoint.safetensors"
         given = ["resume", str(file.parent)]
-    forgetless("resume", file.parent, cwd=tmp_path)
+    resumed = forgetless("resume", file.parent.name, cwd=tmp_path)
+    assert re.search(r"^resuming at task \d, step [\d,]+0$", resumed.stderr, re.M)
     assert not file.exists()
     (tmp_path / "alone").mkdir()
     forgetless(*call, cwd=tmp_path / "alone")

@@ -32,6 +32,25 @@ def test_force_repeats_a_finished_run(tmp_path):
     assert json.loads(file.with_name("record.old.json").read_text())["accuracy"] == 1.0
 
 
+def test_a_run_of_changed_code_is_repeated(tmp_path):
+    text = (
+        "from forgetless.methods import Method\nfrom forgetless.methods.sgd import SGD\n"
+        "class Mine(Method):\n    def step(self, learner, batch):\n        return SGD().step(learner, batch)\n"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    call = ["run", "seq-digits", "mine:Mine", *QUICK]
+    first = forgetless(*call, "--json", cwd=tmp_path)
+    assert "this run is finished; --force repeats it\n" in forgetless(*call, cwd=tmp_path).stderr
+    (tmp_path / "mine.py").write_text(f"{text}# changed\n")
+    resumed = forgetless("resume", json.loads(first.stdout)["id"], cwd=tmp_path)
+    assert "warning: mine:Mine changed since; `forgetless run` repeats the run\n" in resumed.stderr
+    again = forgetless(*call, cwd=tmp_path)
+    assert "warning: mine:Mine changed since the record was made: the run is repeated\n" in again.stderr
+    assert "after task 5" in again.stderr
+    (file,) = tmp_path.glob("runs/*/record.json")
+    assert json.loads(file.read_text())["code"] != json.loads(first.stdout)["code"]
+
+
 def test_quiet_prints_only_the_result(tmp_path):
     done = forgetless("run", "seq-digits", "er", "--fpf", "--quiet", *QUICK, cwd=tmp_path)
     assert done.stderr == ""

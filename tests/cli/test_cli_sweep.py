@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 from calls import forgetless, leave, write_plans
@@ -76,6 +78,62 @@ def test_force_repeats_a_sweep(records, tmp_path):
     (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "sgd"\nseeds = 2\n')
     assert "0 done, 2 finished earlier" in forgetless("sweep", "plan.toml", cwd=tmp_path).stdout
     assert "2 done, 0 finished earlier" in forgetless("sweep", "plan.toml", "--force", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        ("sweep plan.toml", "35 of 70"),
+        ("search seq-cifar10 sgd --grid grid.toml", "2 of 2"),
+        ("reproduce table1 --stream seq-cifar10 --rows er --buffer 500", "5 of 5"),
+    ],
+)
+def test_missing_data_is_one_error_before_any_run(command, count, tmp_path):
+    (tmp_path / "plan.toml").write_text('method = "sgd"\nseeds = 35\nstream = ["seq-digits", "seq-cifar10"]\n')
+    (tmp_path / "grid.toml").write_text("lr = [0.1, 0.01]\n")
+    done = forgetless(*command.split(), cwd=tmp_path, expect=2, FORGETLESS_DATA="nowhere")
+    assert done.stderr == (
+        f"error: {count} runs cannot start: seq-cifar10 needs the data set cifar10, which is not in nowhere: "
+        "run `forgetless data get cifar10`, or set FORGETLESS_DATA to its folder\n"
+    )
+    assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_missing_package_is_one_error_before_any_run(tmp_path):
+    (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "sgd"\nseeds = 3\n')
+    (tmp_path / "start.py").write_text(
+        "from forgetless.cli import main\nfrom forgetless.data import requirements\n"
+        "requirements.find_spec = lambda name: None\nmain()\n"
+    )
+    call = [sys.executable, "start.py", "sweep", "plan.toml"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: 3 of 3 runs cannot start: seq-digits needs scikit-learn: pip install 'forgetless[digits]'\n"
+    )
+
+
+MINE = """
+from forgetless.methods import Method
+from forgetless.methods.sgd import SGD
+class Mine(Method):
+    def step(self, learner, batch):
+        return SGD().step(learner, batch)
+"""
+
+
+def test_runs_of_changed_code_are_repeated(tmp_path):
+    (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = ["mine:Mine", "sgd"]\nepochs = 1\nseeds = 2\n')
+    (tmp_path / "mine.py").write_text(MINE)
+    assert "4 done, 0 finished earlier" in forgetless("sweep", "plan.toml", cwd=tmp_path).stdout
+    assert "0 done, 4 finished earlier" in forgetless("sweep", "plan.toml", cwd=tmp_path).stdout
+    (tmp_path / "mine.py").write_text(f"{MINE}# changed\n")
+    listed = forgetless("sweep", "plan.toml", "--dry-run", cwd=tmp_path).stdout
+    assert re.search(r"mine:Mine, seed 1 +finished; its code changed since", listed)
+    assert listed.endswith("4 runs, 2 of them finished\n")
+    done = forgetless("sweep", "plan.toml", cwd=tmp_path)
+    assert done.stderr.count("warning: mine:Mine changed since the record was made: the run is repeated\n") == 1
+    assert "2 done, 2 finished earlier" in done.stdout
 
 
 def test_equal_failures_are_reported_once(tmp_path):

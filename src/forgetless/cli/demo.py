@@ -11,6 +11,7 @@ from forgetless.cli.options import Out, Quiet
 from forgetless.cli.output import print_note, print_rows
 from forgetless.cli.progress import SweepProgress
 from forgetless.experiments import record
+from forgetless.experiments.checks import check_runs
 from forgetless.experiments.labels import labels
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.storage import read_toml, write_whole
@@ -27,6 +28,7 @@ def demo(
 ) -> None:
     """Train methods with and without FPF on the digits, in under a minute; print a table and write a page."""
     runs = expand_plan({**read_toml(PLAN), "seeds": seeds})
+    check_runs(runs, out)
     names = labels([run.settings for run in runs])
     with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
         for event in sweep(runs, out):

@@ -15,6 +15,7 @@ from forgetless.cli.progress import SweepProgress
 from forgetless.config import catalogue
 from forgetless.config.units import quantity, si_prefix
 from forgetless.experiments import record
+from forgetless.experiments.checks import check_runs
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned, RunStarted
 from forgetless.experiments.labels import labels
@@ -74,6 +75,8 @@ def reproduce(
     remarks = notes(options, lines)
     for remark in remarks:
         print_line(remark)
+    if execution.on == "here":
+        check_runs(runs, out)
     names = labels([run.settings for run in runs])
     with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
         for event in _watch_filters(runs, out) if item.filters else execute_sweep(runs, out, execution):

@@ -12,13 +12,13 @@ import typer
 import forgetless
 from forgetless.cli import options
 from forgetless.cli.completion import CHECKPOINT, complete_runs, run_folders
-from forgetless.cli.output import print_json, print_line, print_note, print_remark, print_rows
+from forgetless.cli.output import print_error, print_json, print_line, print_note, print_remark, print_rows
 from forgetless.cli.progress import Estimate, ProgressLine
 from forgetless.config import catalogue
 from forgetless.config.fields import Setting
 from forgetless.config.units import si_prefix
 from forgetless.experiments import record
-from forgetless.experiments.finished import set_aside
+from forgetless.experiments.finished import changed_code, find_current, set_aside
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 
@@ -57,8 +57,8 @@ def run(
         set_aside(out, settings)
     if not as_json:
         _print_settings(settings, sources)
-    if file.exists():
-        finished = record.read_run(out, settings)
+    finished = find_current(out, settings)
+    if finished is not None:
         version = finished.versions.get("forgetless", forgetless.__version__)
         other = "" if version == forgetless.__version__ else f" (version {version})"
         print_remark(f"this run is finished{other}; --force repeats it")
@@ -86,7 +86,10 @@ def resume(
     record_file = folder / record.NAME
     if record_file.exists():
         print_remark(f"this run is finished: {record_file}")
-        _print_record(record.read(record_file), record_file, as_json=as_json)
+        finished = record.read(record_file)
+        if changed := changed_code(finished.code, Settings.from_dict(finished.settings)):
+            print_error(f"warning: {' and '.join(changed)} changed since; `forgetless run` repeats the run")
+        _print_record(finished, record_file, as_json=as_json)
         return
     if not file.exists():
         raise ValueError(f"there is no checkpoint in {folder}; a run writes it to <records>/<id>")
@@ -138,15 +141,17 @@ def _train(
     with ProgressLine(quiet=quiet) as line:
         bar = line.add_task("reading data", total=None, eta="")
         estimate = Estimate()
-        first = total = 0
+        began = Began(0, 0)
 
         def show(event: Event) -> None:
-            nonlocal first, total
+            nonlocal began
             if isinstance(event, Began):
-                total = event.steps
-                line.update(bar, total=total, description="task 1")
+                began = event
+                line.update(bar, total=event.steps, completed=event.step, description=f"task {event.task}")
+                if event.step and not quiet:
+                    print_remark(f"resuming at task {event.task}, step {event.step:,}")
             elif isinstance(event, Stepped):
-                eta = estimate.eta(event.step - first, total - event.step)
+                eta = estimate.eta(event.step - began.step, began.steps - event.step)
                 line.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}", eta=eta)
             elif isinstance(event, TaskEnded) and not quiet:
                 accuracy = mean(event.accuracies[: event.seen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +12,11 @@ from forgetless.cli.options import EXECUTION, Force, Out, Quiet, parse_execution
 from forgetless.cli.output import agreeing, print_by_stream, print_line, print_note, print_table
 from forgetless.cli.progress import SweepProgress
 from forgetless.experiments import record
-from forgetless.experiments.finished import set_aside
+from forgetless.experiments.checks import check_runs
+from forgetless.experiments.finished import changed_code, set_aside
 from forgetless.experiments.labels import labels
-from forgetless.experiments.plan import check_plan, read_plan
+from forgetless.experiments.plan import read_plan
+from forgetless.experiments.settings import Settings
 from forgetless.experiments.sweep import sweep as execute_sweep
 
 
@@ -32,15 +35,17 @@ def sweep(
 ) -> None:
     """Execute every run of a plan. Finished runs are skipped; a failed run does not stop the others."""
     execution = parse_execution(given)
+    if force:
+        execution = replace(execution, retry=True)
     runs = read_plan(file)
-    if execution.on == "here":  # the nodes of a cluster may have other modules
-        check_plan(runs, out)
     names = labels([run.settings for run in runs])
     if dry_run:
-        existing = {run.settings.id for run in runs if record.path(out, run.settings).exists()}
-        lines = ((run_id, name, "finished" if run_id in existing else "") for run_id, name in names.items())
-        print_table(("id", "run", ""), lines)
-        print_line(f"{len(runs)} runs, {len(existing)} of them finished")
+        states = {run.settings.id: _state(run.settings, out) for run in runs}
+        print_table(("id", "run", ""), ((run_id, name, states[run_id]) for run_id, name in names.items()))
+        print_line(f"{len(runs)} runs, {list(states.values()).count('finished')} of them finished")
+    if execution.on == "here":  # the nodes of a cluster may have other modules
+        check_runs(runs, None if force else out)
+    if dry_run:
         return
     if force:
         for run in runs:
@@ -52,3 +57,11 @@ def sweep(
     print_note(f"{progress}; records: {out}")
     if progress.failed:
         raise typer.Exit(1)
+
+
+def _state(settings: Settings, out: Path) -> str:
+    """Return whether a run is finished, and with the present code."""
+    finished = record.find(out, settings)
+    if finished is None:
+        return ""
+    return "finished; its code changed since" if changed_code(finished.code, settings) else "finished"

@@ -61,7 +61,7 @@ def user_code(settings: Settings) -> dict[str, str]:
     """Return the checksum of the file that defines each part of the run that is the user's, by the part's path."""
     checksums = {}
     for kind, name in settings.user_parts.items():
-        with suppress(ValueError, ImportError, OSError):  # it is gone, or it is a notebook's, which is in no file
+        with suppress(Exception):  # it cannot be imported, which may raise anything, or it is in no file (a notebook)
             part, (module, _) = catalogue.load(kind, name), catalogue.module_of(name)
             if inspect.isroutine(part) or inspect.isclass(part):  # it may be imported from another module
                 module = part.__module__
