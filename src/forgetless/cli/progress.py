@@ -9,6 +9,7 @@ from typing import Any, final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+from forgetless.cli.completion import CHECKPOINT
 from forgetless.cli.output import print_error, print_remark, remarks
 from forgetless.config.units import duration
 from forgetless.experiments import record
@@ -54,7 +55,7 @@ class SweepProgress:
         self._total, self._out, self._label = total, out, label
         self._estimate, self._ended = Estimate(), 0  # runs that ended in this call
         self._running: set[str] = set()
-        self._failures: dict[str, list[Settings]] = {}  # by their error
+        self._failures: dict[str, list[Settings]] = {}  # by their error, in which "<id>" stands for the id of each
         self._line = ProgressLine()
         self._bar = self._line.add_task("starting", total=total, eta="")
 
@@ -68,16 +69,19 @@ class SweepProgress:
     def __exit__(self, *error: Any) -> None:
         self._line.stop()
         for message, runs in self._failures.items():
+            text = message.replace("<id>", runs[0].id) if len(runs) == 1 else message
             named = "; ".join(f"{self._label(settings)} ({settings.id})" for settings in runs[:NAMED])
             more = f"; … and {len(runs) - NAMED} more" if len(runs) > NAMED else ""
             count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-            print_error(f"{count} failed: {message}\n  {named}{more}")
+            print_error(f"{count} failed: {text}\n  {named}{more}")
 
     def show(self, event: SweepEvent) -> None:
         """Show an event. Runs that ended earlier do not count towards the speed."""
         settings = event.settings
         if isinstance(event, RunStarted):
             self._running.add(settings.id)
+            if isinstance(self._out, Path) and (self._out / settings.id / CHECKPOINT).exists():
+                print_remark(f"{self._label(settings)}: resuming from its checkpoint")
         else:
             self._running.discard(settings.id)
             outcome = self._count(event)
@@ -96,7 +100,7 @@ class SweepProgress:
         if isinstance(event, RunFailed):
             self.failed += 1
             hint = " (in an earlier call; --retry repeats it)" if event.earlier else ""
-            runs = self._failures.setdefault(event.error + hint, [])
+            runs = self._failures.setdefault(event.error.replace(event.settings.id, "<id>") + hint, [])
             runs.append(event.settings)
             return f"failed: {event.error}" if len(runs) == 1 else "failed, like a run before"
         if event.earlier:

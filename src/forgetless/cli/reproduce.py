@@ -74,7 +74,7 @@ def reproduce(
     charts.check_formats(formats.split(","))
     remarks = notes(options, lines)
     for remark in remarks:
-        print_line(remark)
+        print_note(remark)
     if execution.on == "here":
         check_runs(runs, out)
     names = labels([run.settings for run in runs])
