@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-avalanche docs lint format audit clean
 
-demo: $(VENV)/digits             ## set up, then train nine ways on digits in five tasks; ends with a table and a page
+demo: $(VENV)/digits             ## set up, then train seven ways on digits in four views; ends with a table and a page
 	$(BIN)/forgetless demo
 
 test: $(VENV)/installed          ## set up, then run the tests

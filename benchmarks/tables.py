@@ -1,4 +1,4 @@
-"""Write the pages of numbers and their pictures, and the table of the README, from the committed records.
+"""Write the pages of numbers and their pictures from the committed records.
 
     python benchmarks/tables.py            # write the pages and the pictures
     python benchmarks/tables.py --check    # fail if a page does not match the records
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import findings, pictures, readme, reliability, results, speed, studies, transformers
+from pages import findings, pictures, reliability, results, speed, studies, transformers
 from pages.rows import DOCS
 from pages.template import render
 
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare the pages with the records and write nothing")
     check = parser.parse_args().check
-    pages = {"../README.md": readme.page()} | {name: render(name, page.values()) for name, page in PAGES.items()}
+    pages = {name: render(name, page.values()) for name, page in PAGES.items()}
     if check:
         for name, text in pages.items():
             if (DOCS / name).read_text() != text:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from statistics import mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from forgetless.paper import published
+from pages.names import column_name, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
     MASKED,
+    CostAndAccuracy,
     accuracies,
     benchmark_record,
     column_rows,
@@ -27,7 +30,28 @@ from pages.template import markdown_table, spread
 
 def values() -> dict[str, Any]:
     """Return the values of the template."""
-    return {"columns": [best_rows(*column) for column in COLUMNS], **masked(), **intervals(), **crops(), **policies()}
+    best = [best_rows(*column) for column in COLUMNS]
+    return {**margins(best), **masked(), **intervals(), **crops(), **policies()}
+
+
+def margins(best: Sequence[BestRow]) -> dict[str, Any]:
+    """Return the best k-FPF of every column compared with the best row of the paper."""
+    rows = [
+        [column_name(each.stream, each.buffer), f"{row_name(each.paper_row)} {each.paper_accuracy:.2f}",
+         f"{row_name(each.row)} {each.point.accuracy:.2f}", f"{each.point.accuracy - each.paper_accuracy:+.2f}",
+         f"{each.errors:+.1f}", str(each.seeds), f"{each.point.tflops / each.derpp_tflops:.2f}"]
+        for each in best
+    ]  # fmt: skip
+    header = ["", "best of the paper", "our best k-FPF", "margin", "in s.e.", "seeds", "cost"]
+    above = [[column_name(each.stream, each.buffer), ", ".join(each.above) or "none"] for each in best]
+    return {
+        "margins_table": markdown_table(header, rows),
+        "above_table": markdown_table(["", "rows above the paper's best, and their TFLOPs"], above),
+        "clear": [each.row for each in best if each.errors > 2],
+        "within_noise": [stream_and_buffer(each.stream, each.buffer) for each in best if 0 < each.errors <= 2],
+        "best_columns": len(best),
+        "dearest": max(each.point.tflops / each.derpp_tflops for each in best),
+    }
 
 
 def masked() -> dict[str, Any]:
@@ -41,7 +65,22 @@ def masked() -> dict[str, Any]:
     }
 
 
-def best_rows(stream: str, buffer: int) -> dict[str, Any]:
+class BestRow(NamedTuple):
+    """The best row of the paper in a column, the rows above it, and the best k-FPF."""
+
+    stream: str
+    buffer: int
+    paper_row: str
+    paper_accuracy: float
+    above: list[str]
+    row: str
+    point: CostAndAccuracy
+    derpp_tflops: float
+    errors: float  # our margin in standard errors
+    seeds: int
+
+
+def best_rows(stream: str, buffer: int) -> BestRow:
     """Return the rows above the best row of the paper, and how far the best k-FPF is above it."""
     paper = {row: t for row, t in published.find("table1", stream, buffer=buffer).items() if row != "joint"}
     paper_row, paper_best = max(paper.items(), key=lambda item: item[1].mean)
@@ -49,23 +88,16 @@ def best_rows(stream: str, buffer: int) -> dict[str, Any]:
     points = costs_and_accuracies(rows)
     limit = tflops(rows["fpf+derpp"])
     above = [
-        f"{row} {point.accuracy:.2f} ({point.tflops:.0f} TFLOPs)"
+        f"{row_name(row)} {point.accuracy:.2f} ({point.tflops:.0f})"
         for row, point in sorted(points.items(), key=lambda item: -item[1].accuracy)
         if point.accuracy > paper_best.mean and point.tflops <= limit
     ]
     best = max((row for row in points if row.startswith("k-fpf")), key=lambda row: (points[row].accuracy, row))
-    return {
-        "stream": stream,
-        "buffer": buffer,
-        "paper_row": paper_row,
-        "paper_accuracy": paper_best.mean,
-        "above": above,
-        "row": best,
-        "point": points[best],
-        "derpp_tflops": points["derpp"].tflops,
-        "errors": (points[best].accuracy - paper_best.mean) / standard_error(paper_best, accuracies(rows[best])),
-        "seeds": len(rows[best]),
-    }
+    errors = (points[best].accuracy - paper_best.mean) / standard_error(paper_best, accuracies(rows[best]))
+    return BestRow(
+        stream, buffer, paper_row, paper_best.mean, above, best, points[best], points["derpp"].tflops, errors,
+        len(rows[best]),
+    )  # fmt: skip
 
 
 def intervals() -> dict[str, Any]:
@@ -76,7 +108,8 @@ def intervals() -> dict[str, Any]:
     for row in others:
         runs = column_rows(row["stream"], row["buffer"])[row["row"]]
         rows.append([
-            f"{row['stream']}, {row['buffer']}: {row['row']}", str(row["every"]), spread(row["accuracies"]),
+            column_name(row["stream"], row["buffer"]), row_name(row["row"]),
+            str(row["every"]), spread(row["accuracies"]),
             f"{row['tflops']:.0f}", str(runs[0].settings["every"]), spread(accuracies(runs)), f"{tflops(runs):.0f}",
         ])  # fmt: skip
     (rejected,) = (row["validation_accuracy"] for row in others if "validation_accuracy" in row)
@@ -84,7 +117,7 @@ def intervals() -> dict[str, Any]:
     return {
         "often": {steps: lines[121, steps] for steps in (50, 300)},
         "intervals_table": markdown_table(
-            ["", "τ", "accuracy", "TFLOPs", "τ of the table", "accuracy", "TFLOPs"], rows
+            ["", "row", "τ", "accuracy", "TFLOPs", "main τ", "accuracy", "TFLOPs"], rows
         ),
         "rejected_interval": rejected,
         "chosen_interval": chosen,
@@ -98,11 +131,10 @@ def crops() -> dict[str, Any]:
         runs = column_rows(without["stream"], without["buffer"])[without["row"]]
         settings, before = runs[0].settings, without["accuracies"]
         denser = settings["every"] == 50 and "every" not in without["row"]
-        note = f"{len(runs)} seeds" + (", every 50 steps instead of 100" if denser else "")
-        gains.append(mean(accuracies(runs)) - mean(before))
+        gains += [mean(accuracies(runs)) - mean(before)] if not denser else []  # else the interval contributes
         rows.append([
-            f"{without['stream']}, {without['buffer']}: {without['row']}", f"{spread(before)} ({len(before)} seeds)",
-            f"{spread(accuracies(runs))} ({note})", str(settings["ft_pad"]),
+            column_name(without["stream"], without["buffer"]), row_name(without["row"]) + (" (*)" if denser else ""),
+            spread(before), str(len(before)), spread(accuracies(runs)), str(len(runs)), str(settings["ft_pad"]),
         ])  # fmt: skip
     validation = []
     for buffer in (500, 200):
@@ -115,7 +147,7 @@ def crops() -> dict[str, Any]:
             found = [points.get(json.dumps(point | pad)) for pad in ({}, {"ft_pad": 2}, {"ft_pad": 4})]
             validation.append([str(buffer), str(every), *("–" if v is None else f"{v:.1f}" for v in found)])
     return {
-        "crops_table": markdown_table(["", "without crops", "on crops", "`ft_pad`"], rows),
+        "crops_table": markdown_table(["", "row", "without crops", "seeds", "on crops", "seeds", "`ft_pad`"], rows),
         "crop_gains": gains,
         "crops_validation": markdown_table(
             ["buffer", "every", "without crops", "`ft_pad` 2", "`ft_pad` 4"], validation
@@ -144,14 +176,17 @@ def policies() -> dict[str, Any]:
                 if len(point) < len(entry["point"]) and reservoir is not None:
                     balanced = by_point[json.dumps(entry["point"])]
                     pairs.append((reservoir, balanced))
-                    lines.append([f"{stream}, {buffer}: {row}", describe(point), f"{reservoir:.1f}", f"{balanced:.1f}"])
+                    lines.append([
+                        column_name(stream, buffer), row_name(row), f"{reservoir:.1f}", f"{balanced:.1f}",
+                        describe(point),
+                    ])  # fmt: skip
     return {
         "missing_classes": f"{(1 - 1 / 200) ** 200:.0%}",
         "tiny_policies": markdown_table(["k-FPF-KD around", "reservoir", "balanced"], tiny),
         "tiny_validation": {
             e["point"]["policy"]: e["validation_accuracy"] for e in grid_points("seq-tinyimagenet", 200, "k-fpf+masked")
         },
-        "policies_table": markdown_table(["", "point", "reservoir", "balanced"], lines),
+        "policies_table": markdown_table(["", "row", "reservoir", "balanced", "point"], lines),
         "policy_pairs": len(pairs),
         "worse_balanced": sum(balanced < reservoir for reservoir, balanced in pairs),
     }

@@ -6,14 +6,16 @@ import json
 from collections.abc import Iterable
 from math import floor, inf
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from forgetless.paper import published
 from pages import better, images
+from pages.names import STREAM_NAMES, column_name, joined, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
     MASKED,
     REPAIRABLE,
+    STREAMS,
     accuracies,
     accuracies_before_finetuning,
     accuracies_without_crops,
@@ -24,7 +26,7 @@ from pages.rows import (
     rows_by_label,
 )
 from pages.studies import measured
-from pages.template import markdown_table, spread
+from pages.template import markdown_table, spread, table_and_settings
 
 GROUPS = ("conv1", "block1", "block2", "block3", "block4", "bn.affine", "fc")
 METHOD_LIMIT, REPAIR_LIMIT = -3, -2  # points below the paper from which a row counts as not reached
@@ -32,18 +34,17 @@ METHOD_LIMIT, REPAIR_LIMIT = -3, -2  # points below the paper from which a row c
 
 def values() -> dict[str, Any]:
     """Return the values of the template."""
-    streams = ("seq-cifar10", "seq-organamnist", "seq-pathmnist", "seq-pacs", "seq-tinyimagenet")
     return {
         **fpf_gains(),
         **k_fpf_compared(),
         "rotated": costs_and_accuracies(rows_by_label("rot-mnist")),
-        "profiles": {stream: sensitivity_table(stream) for stream in streams},
-        "sensitivity": {stream: mean_sensitivities(stream) for stream in streams},
+        "profiles": {stream: sensitivity_table(stream) for stream in STREAMS},
+        "sensitivity": {stream: mean_sensitivities(stream) for stream in STREAMS},
         "smallest_statistics": smallest_statistics(),
         "named": {stream: named_groups(stream) for stream in ("seq-pathmnist", "seq-pacs")},
         **distillation(),
         **logits(),
-        "not_reached": not_reached(),
+        **not_reached(),
         **images.values(),
         **better.values(),
     }
@@ -54,66 +55,83 @@ def fpf_gains() -> dict[str, Any]:
     gains: list[float] = []
     repair, training = [], []
     lost = dict.fromkeys(REPAIRABLE, 0)
-    worse, rows = [], []
-    for method in REPAIRABLE:
-        cells = []
+    worse: list[str] = []
+    tables = []
+    for methods in (("er", "derpp"), ("agem", "icarl", "fdr", "der")):  # the latter were not measured in every column
+        rows = []
         for stream, buffer in COLUMNS:
-            runs = column_rows(stream, buffer).get(f"fpf+{method}", [])
-            if not runs:
-                cells.append("–")
-                continue
-            before = accuracies_before_finetuning(runs)
-            own_gains = [run.accuracy - old for run, old in zip(runs, before, strict=True)]
-            gains += own_gains
-            lost[method] += sum(gain <= 0 for gain in own_gains)
-            worse += [f"{method} on {stream}, {buffer}"] if mean(own_gains) <= 0 else []
-            repair += [run.flops["finetune"] / 1e12 for run in runs]
-            training += [run.flops["train"] / 1e12 for run in runs]
-            positive = sum(gain > 0 for gain in own_gains)
-            cells.append(
-                f"{mean(before):.1f} → {mean(before) + mean(own_gains):.1f} "
-                f"({mean(own_gains):+.1f}; {positive} of {len(own_gains)})"
-            )
-        rows.append([method, *cells])
+            cells = []
+            for method in methods:
+                if not (runs := column_rows(stream, buffer).get(f"fpf+{method}", [])):
+                    continue
+                before = accuracies_before_finetuning(runs)
+                gains_of_row = [run.accuracy - old for run, old in zip(runs, before, strict=True)]
+                gains += gains_of_row
+                lost[method] += sum(gain <= 0 for gain in gains_of_row)
+                if mean(gains_of_row) <= 0:
+                    worse.append(f"{row_name(method)} on {stream_and_buffer(stream, buffer)}")
+                repair += [run.flops["finetune"] / 1e12 for run in runs]
+                training += [run.flops["train"] / 1e12 for run in runs]
+                positive = sum(gain > 0 for gain in gains_of_row)
+                after = mean(before) + mean(gains_of_row)
+                cells.append(f"{mean(before):.1f} → {after:.1f} ({positive} of {len(runs)})")
+            if cells:
+                rows.append([column_name(stream, buffer), *cells])
+        tables.append(markdown_table(["", *map(row_name, methods)], rows))
     return {
-        "gains_table": markdown_table(["", *(f"{stream}, {buffer}" for stream, buffer in COLUMNS)], rows),
+        "gains_table": "\n\n".join(tables),
         "gains": gains,
         "gaining": sum(gain > 0 for gain in gains),
         "repair_tflops": repair,
         "training_tflops": training,
         "lost": {method: count for method, count in sorted(lost.items(), key=lambda item: -item[1]) if count},
-        "worse": worse,
+        "worse": joined(worse),
     }
 
 
 def k_fpf_compared() -> dict[str, Any]:
     """Return accuracy and cost of k-FPF, and the rows of other methods that it beats."""
-    rows = []
+    rows, beaten_by_paper = [], []
     for stream, buffer in COLUMNS:
         points = costs_and_accuracies(column_rows(stream, buffer))
         others = {row: point.accuracy for row, point in points.items() if row.removeprefix("fpf+") in REPAIRABLE}
-        cells = {
-            row: f"{points[row].accuracy:.1f} ({points[row].tflops:.0f})"
-            for row in ("er", "derpp", "k-fpf-ce", "k-fpf-kd", MASKED)
-            if row in points
-        }
         from_paper = beaten(max(points[row].accuracy for row in ("k-fpf-ce", "k-fpf-kd")), others)
-        around_masked = beaten(points[MASKED].accuracy, others) if MASKED in points else "–"
-        rows.append([f"{stream}, {buffer}", cells["er"], cells["derpp"], cells["k-fpf-ce"], cells["k-fpf-kd"],
-                     from_paper, cells.get(MASKED, "–"), around_masked])  # fmt: skip
-    header = ["", "ER", "DER++", "k-FPF-CE", "k-FPF-KD", "above", "k-FPF-KD around masked", "above"]
+        beaten_by_paper.append(from_paper)
+        cells = [
+            f"{points[row].accuracy:.1f} ({points[row].tflops:.0f})" if row in points else "–"
+            for row in ("er", "derpp", "k-fpf-ce", "k-fpf-kd", MASKED)
+        ]
+        masked_above = beaten(points[MASKED].accuracy, others).shown if MASKED in points else "–"
+        names = ", ".join(row_name(row) for row in from_paper.missing) or "–"
+        rows.append([column_name(stream, buffer), *cells, masked_above, from_paper.shown, names])
+    header = ["", "ER", "DER++", "k-FPF-CE", "k-FPF-KD", row_name(MASKED), f"{row_name(MASKED)} is above",
+              "k-FPF is above", "k-FPF is not above"]  # fmt: skip
     return {
-        "k_fpf_table": markdown_table(header, rows),
+        "k_fpf_table": table_and_settings(header, rows, 6),
+        "k_fpf_above": sum(len(each.below) for each in beaten_by_paper),
+        "k_fpf_compared": sum(len(each.below) + len(each.missing) for each in beaten_by_paper),
         "kd_without_crops": [mean(accuracies_without_crops("seq-organamnist", b)["k-fpf-kd"]) for b in (500, 200)],
         "around_der": max(entry["validation_accuracy"] for entry in grid_points("seq-cifar10", 500, "k-fpf+der")),
     }
 
 
-def beaten(accuracy: float, others: dict[str, float]) -> str:
-    """Return how many rows an accuracy is above, and the names of the rest."""
-    below = [row for row, other in others.items() if other < accuracy]
-    missing = ", ".join(row for row in others if row not in below)
-    return f"{len(below)} of {len(others)}" + (f" (not {missing})" if missing else "")
+class Beaten(NamedTuple):
+    """The rows that an accuracy is above, and the others."""
+
+    below: list[str]
+    missing: list[str]
+
+    @property
+    def shown(self) -> str:
+        return f"{len(self.below)} of {len(self.below) + len(self.missing)}"
+
+
+def beaten(accuracy: float, others: dict[str, float]) -> Beaten:
+    """Return the rows that an accuracy is above, and the others."""
+    return Beaten(
+        [row for row, other in others.items() if other < accuracy],
+        [row for row, other in others.items() if other >= accuracy],
+    )
 
 
 def mean_sensitivities(stream: str) -> dict[str, dict[str, float]]:
@@ -130,7 +148,9 @@ def mean_sensitivities(stream: str) -> dict[str, dict[str, float]]:
 def sensitivity_table(stream: str) -> str:
     """Return S_g by row and group as a table."""
     rows = mean_sensitivities(stream).items()
-    return markdown_table(["", *GROUPS], [[row, *(f"{by[group]:.2f}" for group in GROUPS)] for row, by in rows])
+    return markdown_table(
+        ["", *GROUPS], [[row_name(row), *(f"{by[group]:.2f}" for group in GROUPS)] for row, by in rows]
+    )
 
 
 def smallest_statistics() -> int:
@@ -169,6 +189,10 @@ def distillation() -> dict[str, Any]:
     ]
     return {
         "kd_gain": gain,
+        "kd_gain_table": markdown_table(
+            ["", *(STREAM_NAMES[stream] for stream in STREAMS)],
+            [[f"{buffer} images", *(f"{gain[stream, buffer]:+.2f}" for stream in STREAMS)] for buffer in (500, 200)],
+        ),
         "paper_kd_gain": {
             buffer: paper["k-fpf-kd"].mean - paper["k-fpf-ce"].mean
             for buffer in (500, 200)
@@ -214,11 +238,9 @@ def logits() -> dict[str, Any]:
     times = list(next(by_time for by_time in rows.values() if len(by_time) > 1))
     lines = []
     for (method, kd), by_time in rows.items():
-        if kd:
-            cells = [spread(by_time[time]) for time in times]
-        else:
-            cells = [f"none: {spread(by_time[None])}", *("–" for _ in times[1:])]
-        lines.append([method, f"{kd:g}", *cells])
+        times_of_row = times if kd else [None]  # without distillation no logits are used
+        cells = [spread(by_time[time]) for time in times_of_row] + ["–"] * (len(times) - len(times_of_row))
+        lines.append([row_name(method), f"{kd:g}", *cells])
     return {
         "logits": outcome,
         "logits_table": markdown_table(["around", "λ", *(f"logits {time}" for time in times)], lines),
@@ -226,18 +248,29 @@ def logits() -> dict[str, Any]:
     }
 
 
-def not_reached() -> list[str]:
-    """Return the rows that are further below the paper than the limits."""
-    lines = []
+def not_reached() -> dict[str, Any]:
+    """Return the rows that are further below the paper than the limits, and the number of rows compared."""
+    lines: list[list[str]] = []
+    streams: set[str] = set()
+    compared = 0
     for stream, buffer in COLUMNS:
         found = column_rows(stream, buffer)
         rows = {row: point.accuracy for row, point in costs_and_accuracies(found).items()}
         if "joint" in found:
             rows["joint"] = mean(accuracies(found["joint"]))
         for label, target in published.find("table1", stream, buffer=buffer).items():
-            gap = rows.get(label, inf) - target.mean
+            if label not in rows:
+                continue
+            compared += 1
+            gap = rows[label] - target.mean
             if gap < (REPAIR_LIMIT if "fpf" in label else METHOD_LIMIT):
-                lines.append(
-                    f"{stream}, buffer {buffer}: {label} {rows[label]:.2f}, the paper {target.mean:.2f} ({gap:+.2f})"
-                )
-    return lines
+                streams.add(stream)
+                name = [column_name(stream, buffer), row_name(label)]
+                lines.append([*name, f"{target.mean:.2f}", f"{rows[label]:.2f}", f"{gap:+.2f}"])
+    table = markdown_table(["", "row", "paper", "ours", "difference"], lines)
+    return {
+        "not_reached_table": table,
+        "not_reached": len(lines),
+        "not_reached_streams": sorted(streams),
+        "compared": compared,
+    }

@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from forgetless.paper import published
+from pages.names import STREAM_NAMES, column_name, row_name
 from pages.rows import benchmark_record, column_rows, costs_and_accuracies
 from pages.template import markdown_table
 
@@ -27,7 +28,8 @@ def centring() -> dict[str, Any]:
     outcome = benchmark_record("centring.json")
     header = ["", "images", "running statistics, %", "batch statistics, %"]
     rows = [
-        [row["stream"], row["prepared"], str(row["running_mean"]), str(row["batches_mean"])] for row in outcome["rows"]
+        [STREAM_NAMES[row["stream"]], row["prepared"], str(row["running_mean"]), str(row["batches_mean"])]
+        for row in outcome["rows"]
     ]
     gaps = {(row["stream"], row["prepared"]): row["batches_mean"] - row["running_mean"] for row in outcome["rows"]}
     return {"centring": outcome, "centring_table": markdown_table(header, rows), "statistics_gap": gaps}
@@ -39,13 +41,13 @@ def augmentation(name: str) -> dict[str, Any]:
     runs: dict[str, dict[str, float]] = {}
     for row in outcome["rows"]:
         settings = row["settings"]
-        run = f"{row['label']}, lr {settings['lr']:g}, finetuning {settings['ft_lr']:g}"
+        run = f"{row_name(row['label'])}, lr {settings['lr']:g}, finetuning {settings['ft_lr']:g}"
         runs.setdefault(run, {})[row["images"]] = row["accuracy"]
     ways = list(next(iter(runs.values())))
     first = outcome["rows"][0]["settings"]
     rows = [[run, *(f"{by_way[way]:.1f}" for way in ways)] for run, by_way in runs.items()]
     return {
-        "table": markdown_table([f"{first['stream']}, {first['buffer']}", *ways], rows),
+        "table": markdown_table([column_name(first["stream"], first["buffer"]), *ways], rows),
         "command": outcome["command"],
         "device": outcome["device"],
     }

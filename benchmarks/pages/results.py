@@ -12,10 +12,13 @@ from forgetless.experiments.settings import Settings
 from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS
+from pages.names import STREAM_NAMES, joined, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
     MASKED,
     REPAIRABLE,
+    STREAMS,
+    CostAndAccuracy,
     accuracies,
     accuracies_before_finetuning,
     accuracies_without_crops,
@@ -23,6 +26,7 @@ from pages.rows import (
     chosen_groups,
     column_rows,
     confirmed_rows,
+    costs_and_accuracies,
     describe,
     describe_settings,
     measured_lines,
@@ -33,9 +37,10 @@ from pages.rows import (
     tflops,
     tflops_before_finetuning,
 )
-from pages.template import markdown_table, spread
+from pages.template import markdown_table, spread, table_and_settings
 
 LENDERS = {"seq-organamnist": "Seq-CIFAR-10", "seq-pathmnist": "Seq-CIFAR-10", "seq-pacs": "Seq-TinyImageNet"}
+OVERVIEW = ("sgd", "er", "derpp", "fpf+derpp", "k-fpf-ce", "k-fpf-kd", MASKED)
 MASKED_AS_OPTION = "0.5.0"  # the version in which masked was an option of SGD
 
 
@@ -44,18 +49,92 @@ def values() -> dict[str, Any]:
     mlp = rows_by_label("seq-mnist")
     runs = [run for row in mlp.values() for run in row]
     return {
+        **overview(),
         "mlp_device": runs[0].device,
         "mlp_torch": runs[0].versions["torch"],
         "mlp_runs": len(runs),
         "mlp_minutes": minutes(runs),
         "mlp_groups": {row: chosen_groups(mlp[row]) for row in mlp},
         "mlp": mlp_table(mlp),
+        "mlp_gaps": mlp_gaps(mlp),
         "rotated": rotated_table(),
         "rotated_k_fpf": rotated_k_fpf_table(),
-        "columns": [column(*each) for each in COLUMNS],
+        "streams": {stream: [column(stream, buffer) for buffer in (500, 200)] for stream in STREAMS},
         "anytime": [anytime_table(stream) for stream in ("seq-pathmnist", "seq-pacs")],
         "panels": [panel(each) for each in panels()],
     }
+
+
+def overview() -> dict[str, Any]:
+    """Return the accuracies of a few rows of every column, and how k-FPF compares with the other rows."""
+    columns = {column: points_with_joint(*column) for column in COLUMNS}
+    continual = {column: {row: p for row, p in points.items() if row != "joint"} for column, points in columns.items()}
+    with_masked = [points for points in continual.values() if MASKED in points]
+    best = [points[MASKED].accuracy == max(point.accuracy for point in points.values()) for points in with_masked]
+    pairs = [
+        (points[row.removeprefix("fpf+")], point)
+        for points in columns.values()
+        for row, point in points.items()
+        if row.startswith("fpf+")
+    ]
+    return {
+        "overview": {buffer: overview_table(columns, buffer) for buffer in (500, 200)},
+        "seeds": seeds_sentence(),
+        "cifar": columns["seq-cifar10", 500],
+        "masked": MASKED,
+        "cropped": sorted({(s, row) for s, b in COLUMNS for row in accuracies_without_crops(s, b) if row in OVERVIEW}),
+        "masked_best": sum(best),
+        "masked_columns": len(best),
+        "fpf_pairs": len(pairs),
+        "fpf_better": sum(after.accuracy > before.accuracy for before, after in pairs),
+        "fpf_cost": max(after.tflops / before.tflops - 1 for before, after in pairs),
+    }
+
+
+def points_with_joint(stream: str, buffer: int) -> dict[str, CostAndAccuracy]:
+    """Return cost and accuracy of every row of a column, joint training included."""
+    rows = column_rows(stream, buffer)
+    joint = CostAndAccuracy(tflops(rows["joint"]), mean(accuracies(rows["joint"])))
+    return {**costs_and_accuracies(rows), "joint": joint}
+
+
+def overview_table(columns: Mapping[tuple[str, int], Mapping[str, CostAndAccuracy]], buffer: int) -> str:
+    """Return the accuracies of a few rows on every stream, and their cost relative to SGD."""
+    lines = []
+    for row in (*OVERVIEW, "joint"):
+        points = {stream: columns[stream, buffer][row] for stream in STREAMS if row in columns[stream, buffer]}
+        cells = [f"{points[stream].accuracy:.1f}" if stream in points else "–" for stream in STREAMS]
+        ratios = [point.tflops / columns[stream, buffer]["sgd"].tflops for stream, point in points.items()]
+        low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+        lines.append([row_name(row), *cells, f"{low} ×" if low == high else f"{low}–{high} ×"])
+    paper = []
+    for stream in STREAMS:
+        targets = published.find("table1", stream, buffer=buffer).items()
+        paper.append(f"{max(target.mean for label, target in targets if label != 'joint'):.1f}")
+    lines.insert(-1, ["best of the paper", *paper, "–"])
+    names = [STREAM_NAMES[stream].removeprefix("Seq-") for stream in STREAMS]
+    return markdown_table([f"{buffer} images", *names, "cost"], lines)
+
+
+def seeds_sentence() -> str:
+    """Return the number of seeds of the streams, and the rows that have another number."""
+    usual: dict[int, list[str]] = {}
+    exceptions = []
+    for stream in STREAMS:
+        counts: dict[tuple[str, int], int] = {}
+        for buffer in (500, 200):
+            rows = column_rows(stream, buffer)
+            runs = {row: len(rows.get(row) or rows.get(f"fpf+{row}", [])) for row in OVERVIEW}
+            counts |= {(row, buffer): count for row, count in runs.items() if count}
+        most = max(counts.values(), key=list(counts.values()).count)
+        usual.setdefault(most, []).append(STREAM_NAMES[stream])
+        exceptions += [
+            f"{n} of {row_name(row)} on {stream_and_buffer(stream, buffer)}"
+            for (row, buffer), n in counts.items()
+            if n != most
+        ]
+    sentence = " and ".join(f"{count} seeds on {joined(streams)}" for count, streams in usual.items())
+    return f"{sentence} (but {joined(exceptions)})" if exceptions else sentence
 
 
 def minutes(runs: Sequence[Record]) -> float:
@@ -71,9 +150,15 @@ def mlp_table(mlp: Mapping[str, list[Record]]) -> str:
         gflops = f"{1000 * tflops(runs):.0f}"
         difference = f"{mean(accuracies(runs)) - target.mean:+.2f}"
         groups = chosen_groups(runs) or "–"
-        rows.append([label, paper_cell(target), spread(accuracies(runs), 2), difference, gflops, groups,
+        rows.append([row_name(label), paper_cell(target), spread(accuracies(runs), 2), difference, gflops, groups,
                      describe_settings(runs)])  # fmt: skip
-    return markdown_table(["", "paper", "ours", "difference", "GFLOPs", "finetuned groups", "settings"], rows)
+    return table_and_settings(["", "paper", "ours", "difference", "GFLOPs", "finetuned groups", "settings"], rows, 5)
+
+
+def mlp_gaps(mlp: Mapping[str, list[Record]]) -> dict[str, float]:
+    """Return our accuracy minus the paper's for the rows of the MLP column."""
+    paper = published.find("mlp-vgg", "seq-mnist", buffer=500)
+    return {label: mean(accuracies(mlp[label])) - target.mean for label, target in paper.items()}
 
 
 def rotated_table() -> str:
@@ -82,8 +167,10 @@ def rotated_table() -> str:
     for label, target in published.find("der-authors", "rot-mnist", buffer=500).items():
         runs = rows_by_label("rot-mnist")[label]
         difference = f"{mean(accuracies(runs)) - target.mean:+.2f}"
-        rows.append([label, f"{target.mean:.2f}", spread(accuracies(runs), 2), difference, describe_settings(runs)])
-    return markdown_table(["", "DER authors", "ours", "difference", "settings"], rows)
+        rows.append(
+            [row_name(label), f"{target.mean:.2f}", spread(accuracies(runs), 2), difference, describe_settings(runs)]
+        )
+    return table_and_settings(["", "DER authors", "ours", "difference", "settings"], rows, 4)
 
 
 def rotated_k_fpf_table() -> str:
@@ -92,9 +179,9 @@ def rotated_k_fpf_table() -> str:
     for label, target in published.find("many-epochs", "rot-mnist", buffer=500).items():
         runs = rows_by_label("rot-mnist")[label]
         difference = f"{mean(accuracies(runs)) - target.mean:+.2f}"
-        rows.append([label, paper_cell(target), spread(accuracies(runs), 2), str(len(runs)), difference,
+        rows.append([row_name(label), paper_cell(target), spread(accuracies(runs), 2), str(len(runs)), difference,
                      f"{tflops(runs):.2f}", describe_settings(runs)])  # fmt: skip
-    return markdown_table(["", "paper", "ours", "seeds", "difference", "TFLOPs", "settings"], rows)
+    return table_and_settings(["", "paper", "ours", "seeds", "difference", "TFLOPs", "settings"], rows, 6)
 
 
 def column(stream: str, buffer: int) -> dict[str, Any]:
@@ -143,14 +230,14 @@ def column_table(
         elif repaired:
             cells = comparison_cells(target, accuracies_before_finetuning(repaired))
             settings = describe_settings(repaired).partition(", ft_lr")[0]
-            lines.append([label, *cells, f"{tflops_before_finetuning(repaired):.0f}", "–", settings])
-    return markdown_table(header, lines)
+            lines.append([row_name(label), *cells, f"{tflops_before_finetuning(repaired):.0f}", "–", settings])
+    return table_and_settings(header, lines, 7)
 
 
 def row_cells(label: str, target: published.Target | None, runs: Sequence[Record]) -> list[str]:
     """Return the cells of a row."""
     cells = comparison_cells(target, accuracies(runs))
-    return [label, *cells, f"{tflops(runs):.0f}", chosen_groups(runs) or "–", describe_settings(runs)]
+    return [row_name(label), *cells, f"{tflops(runs):.0f}", chosen_groups(runs) or "–", describe_settings(runs)]
 
 
 def comparison_cells(target: published.Target | None, values: Sequence[float]) -> list[str]:
@@ -185,8 +272,8 @@ def anytime_table(stream: str) -> str:
             if not is_k_fpf:
                 ours[-1] = mean(accuracies_before_finetuning(runs))
             pairs = zip(published_means, ours, strict=True)
-            lines.append([label, *(f"{theirs:.1f} / {measured:.1f}" for theirs, measured in pairs)])
-    return markdown_table([f"{stream}, buffer 500", *(f"task {task}" for task in range(1, 5))], lines)
+            lines.append([row_name(label), *(f"{theirs:.1f} / {measured:.1f}" for theirs, measured in pairs)])
+    return markdown_table([f"{STREAM_NAMES[stream]}, 500 images", *(f"task {task}" for task in range(1, 5))], lines)
 
 
 class Panel(NamedTuple):
@@ -218,7 +305,13 @@ def panel(each: Panel) -> dict[str, Any]:
     planned = tuple(Planned(Settings.from_dict(run.settings), {}) for run in each.runs)
     findings = dynamics.judge_group_dynamics([Measured(Line(each.name, planned), tuple(each.runs))])
     several_epochs = each.runs[0].settings["epochs"] > 1
+    scores = {group: mean(run.sensitivity[group] or 0.0 for run in each.runs) for group in each.runs[0].sensitivity}
+    statistics = scores.pop("bn.stats", None)
+    most = sorted(scores, key=lambda group: -scores[group])[:2]
     return {
+        "convolutional": "conv1" in scores,
+        "ends_lead": set(most) == {next(iter(scores)), list(scores)[-1]},  # the first and the last layer
+        "statistics_lead": statistics is None or statistics > max(scores.values()),
         "name": each.name,
         "seeds": len(each.runs),
         "findings": [str(finding).replace(f"{each.name}: ", "") for finding in findings],

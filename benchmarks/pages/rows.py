@@ -167,11 +167,21 @@ def chosen_groups(runs: Sequence[Record]) -> str:
     counts: dict[str, int] = {}
     for run in runs:
         if run.chosen:
-            name = " ".join(run.chosen)
+            name = short_list(run.chosen, list(run.sensitivity))
             counts[name] = counts.get(name, 0) + 1
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{name} ({count} of {len(runs)})" for name, count in counts.items())
+
+
+def short_list(chosen: Sequence[str], groups: Sequence[str]) -> str:
+    """Return the chosen groups, or the groups that are left out if that is shorter."""
+    if len(chosen) == len(groups):
+        return "all"
+    without_norm = [group.replace("bn.affine", "bn") for group in groups if group != "bn.stats"]  # chosen together
+    named = [group for group in without_norm if group in chosen or (group == "bn" and "bn.affine" in chosen)]
+    left_out = "all but " + " ".join(group for group in without_norm if group not in named)
+    return min(" ".join(named), left_out, key=len)
 
 
 def accuracies(runs: Iterable[Record]) -> list[float]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from pages.names import row_name
 from pages.rows import benchmark_record
 from pages.template import markdown_table, spread
 
@@ -31,6 +32,7 @@ GOALS = {
     "derpp": Goals(3.5, 2.3),
     "finetuning": Goals(1.6, 0.7),
 }
+NETWORKS = {"mlp": "MLP", "resnet18": "ResNet-18"}
 LANES = (1, 2, 4, 8, 16)
 STEPS = ("sgd", "er", "derpp", "finetuning")
 
@@ -63,9 +65,9 @@ def deleted_kernels(steps: Steps) -> str:
     table = [[name, *(f"{100 * saves[name, way]:.1f} %" for way in ways)] for name in kernels]
     before = Steps(benchmark_record("speed-h200-with-kernels.json"))
     for lanes in (1, 8):
-        slower = [f"{100 * (steps.milliseconds(w, lanes) / before.milliseconds(w, lanes) - 1):.1f} %" for w in ways]
-        table.append([f"0.20 slower than 0.19, same machine, lanes: {lanes}", *slower])
-    return markdown_table(["saved of a step", *ways], table)
+        saved = [f"{-100 * (steps.milliseconds(w, lanes) / before.milliseconds(w, lanes) - 1):.1f} %" for w in ways]
+        table.append([f"0.20 compared with 0.19, {lanes} lane{'s' * (lanes > 1)}", *saved])
+    return markdown_table(["saved of a step", *map(row_name, ways)], table)
 
 
 class Steps:
@@ -102,36 +104,40 @@ def gpu_steps(outcome: Mapping[str, Any]) -> dict[str, Any]:
     for step in ("sgd", "er", "der", "derpp", "agem", "icarl", "finetuning"):
         one_lane, eight_lanes = GOALS.get(step, (None, None))
         rows.append([
-            step,
+            row_name(step),
             steps.cell(step, 1, captured=False),
             steps.cell(step, 1) + (f" ({one_lane})" if one_lane else ""),
             steps.cell(step, 8) + (f" ({eight_lanes})" if eight_lanes else ""),
             str(steps.megabytes(step)),
         ])  # fmt: skip
     header = ["", "eager, one lane", "captured, one lane", "captured, eight lanes", "MB per lane"]
-    large = [
-        [step, *(f"{steps.cell(step, 1, *case)} / {steps.cell(step, 8, *case)} ({steps.megabytes(step, *case)})"
-                 for case in (("resnet18", 64), ("resnet18_imagenet", 224)))]
+    cases = {
+        "VGG-11, 32×32": ("vgg11", 32),
+        "ResNet-18, 64×64": ("resnet18", 64),
+        "ResNet-18 of ImageNet, 224×224": ("resnet18_imagenet", 224),
+    }
+    others = [
+        [row_name(step), *(f"{steps.cell(step, 1, *case)} / {steps.cell(step, 8, *case)} "
+                           f"({steps.megabytes(step, *case)})" for case in cases.values())]
         for step in STEPS
     ]  # fmt: skip
-    large_header = ["", "64×64, as in Tiny-ImageNet", "224×224, as in PACS (ImageNet's ResNet-18)"]
-    vgg = "; ".join(
-        f"{step} {steps.cell(step, 1, 'vgg11')} / {steps.cell(step, 8, 'vgg11')} ({steps.megabytes(step, 'vgg11')})"
-        for step in STEPS
-    )
     by_lanes = ["milliseconds per run and step", *(f"{steps.milliseconds('sgd', lanes):.3g}" for lanes in LANES)]
-    missed = [
-        f"{step} {lanes}"
+    missed = {
+        f"{step} {lanes}": steps.milliseconds(step, lanes) / goal - 1
         for step, goals in GOALS.items()
         for lanes, goal in zip((1, 8), goals, strict=True)
         if goal and steps.milliseconds(step, lanes) > goal
-    ]
+    }
     return {
         "steps": markdown_table(header, rows),
         "missed_goals": missed,
+        "sixteen_lanes": 1 - steps.milliseconds("sgd", 16) / steps.milliseconds("sgd", 8),
+        "speedup": {
+            "sgd": steps.milliseconds("sgd", 1, captured=False) / steps.milliseconds("sgd", 1),
+            "lanes": steps.milliseconds("sgd", 1, captured=False) / steps.milliseconds("sgd", 8),
+        },
         "by_lanes": markdown_table(["lanes", *map(str, LANES)], [by_lanes]),
-        "large_images": markdown_table(large_header, large),
-        "vgg": vgg,
+        "other_networks": markdown_table(["", *cases], others),
         "mlp": {
             "eager": steps.milliseconds("sgd", 1, "mlp", 28, "fp32", captured=False),
             "captured": steps.milliseconds("sgd", 1, "mlp", 28, "tf32"),
@@ -158,12 +164,12 @@ def whole_runs(steps: Steps) -> dict[str, Any]:
     """Return wall-clock times and accuracies of whole runs, and bf16 compared with tf32."""
     parts, precise = (benchmark_record(f"{name}-h200.json")["parts"] for name in ("comparison", "precision"))
     rows = []
-    for name, part in parts.items():
+    for part in parts.values():
         by_label: dict[str, list[float]] = {}
         for run in part["runs"]:
             by_label.setdefault(run["label"], []).append(run["accuracy"])
-        accuracies = ", ".join(f"{label} {spread(each)}" for label, each in by_label.items())
-        rows.append([name, str(len(part["runs"])), f"{part['seconds']:.0f}", accuracies, f"`{part['command']}`"])
+        accuracies = ", ".join(f"{row_name(label)} {spread(each)}" for label, each in by_label.items())
+        rows.append([str(len(part["runs"])), f"{part['seconds']:.0f}", accuracies])
     seconds = {name: parts[f"pack {name}"]["seconds"] for name in ("k-fpf-ce", "er", "derpp")}
 
     def seconds_at_goal(step: str) -> float:
@@ -174,7 +180,8 @@ def whole_runs(steps: Steps) -> dict[str, Any]:
 
     others = ("er", "derpp")
     return {
-        "runs": markdown_table(["", "runs", "seconds", "accuracy", "command"], rows),
+        "runs": markdown_table(["runs", "seconds", "accuracy"], rows),
+        "run_commands": list(dict.fromkeys(part["command"] for part in parts.values())),
         "twelve_seconds": parts["twelve"]["seconds"],
         "run_ratio": {name: seconds["k-fpf-ce"] / seconds[name] for name in others},
         "step_ratio": {name: steps.milliseconds("sgd", 8) / steps.milliseconds(name, 8) for name in others},
@@ -194,7 +201,7 @@ def precisions(parts: Mapping[str, Any]) -> str:
         exact = list(tf32.values())
         error = ((stdev(bf16) ** 2 + stdev(exact) ** 2) / len(exact)) ** 0.5
         difference = f"{mean(bf16) - mean(exact):+.2f}"
-        rows.append([label, spread(bf16, 2), spread(exact, 2), difference, f"{error:.2f}"])
+        rows.append([row_name(label), spread(bf16, 2), spread(exact, 2), difference, f"{error:.2f}"])
     return markdown_table(["", "bf16", "tf32", "difference", "standard error"], rows)
 
 
@@ -202,14 +209,14 @@ def on_a_cpu() -> dict[str, Any]:
     """Return milliseconds per step on a CPU."""
     outcome = benchmark_record("speed-cpu.json")
     rows = [
-        [f"{row['network']}, batch {row['batch']}, {row['way']}", str(row["threads"]), row["precision"],
+        [NETWORKS[row["network"]], str(row["batch"]), row_name(row["way"]), str(row["threads"]), row["precision"],
          f"{row['milliseconds']:.3g}"]
         for row in outcome["rows"]
     ]  # fmt: skip
     names = ("network", "batch", "way", "threads", "precision")
     return {
         "cpu": outcome,
-        "cpu_steps": markdown_table(["", "threads", "precision", "milliseconds"], rows),
+        "cpu_steps": markdown_table(["network", "batch", "step", "threads", "precision", "ms"], rows),
         "cpu_ms": {tuple(row[name] for name in names): row["milliseconds"] for row in outcome["rows"]},
     }
 
@@ -224,7 +231,11 @@ def compiled() -> dict[str, Any]:
         return f"{row['milliseconds']:.0f}" if row["milliseconds"] > 100 else f"{row['milliseconds']:.3g}"
 
     cpu_rows = [
-        [f"{network}, batch {batch}, {step}", shown(on_cpu[network, batch, step, False]), shown(row)]
+        [
+            f"{NETWORKS[network]}, batch {batch}, {row_name(step)}",
+            shown(on_cpu[network, batch, step, False]),
+            shown(row),
+        ]
         for (network, batch, step, is_compiled), row in on_cpu.items()
         if is_compiled
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import Any, NamedTuple
 
@@ -11,10 +11,21 @@ from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Measured, Options
 from forgetless.paper.studies import ITEMS
 from forgetless.paper.tables import chosen_and_all
+from pages.names import row_name
 from pages.results import column_table
 from pages.rows import accuracies, benchmark_record, column_rows, measured_lines, searched_rows
 from pages.template import markdown_table
 
+SECTIONS = {
+    "many_epochs": ("Does k-FPF beat DER++ after 50 epochs per task?", "50-epochs-per-task"),
+    "all_groups": ("Are the chosen groups as good as all groups?", "the-chosen-groups-compared-with-all-groups"),
+    "frozen": ("What does a frozen group cost?", "a-group-frozen-after-the-first-task"),
+    "parameters": ("Which groups should be finetuned?", "which-groups-to-finetune"),
+    "k_tau": ("How often and how long?", "how-often-and-how-long"),
+    "buffer_epochs": ("Does FPF help with every buffer and every number of epochs?", "the-buffer-and-the-epochs"),
+    "stages": ("Which batch norm changes?", "batch-norm-and-single-filters"),
+    "filters": ("Which filters change?", "batch-norm-and-single-filters"),
+}  # the studies that test claims of the paper
 VGG = "seq-cifar10-vgg11"
 SEARCHED_RATE = ("sgd", "er", "derpp")  # the methods whose finetuning rate was searched
 
@@ -32,21 +43,38 @@ def values() -> dict[str, Any]:
     deviations = [stdev(accuracies(runs)) for row, runs in main.items() if row not in ("sgd", "joint")]
     all_groups = accuracy_lines(measured("fpf-all"))
     searched, unsearched = better_pairs(all_groups)
-    return {
-        "deviations": deviations,
-        "rates": benchmark_record("many-epochs.json")["rows"],
+    studies: dict[str, Any] = {
         "many_epochs": many_epochs(),
-        "vgg": vgg(),
-        "searched_pairs": searched,
-        "unsearched_pairs": unsearched,
         "all_groups": [chosen_compared_with_all(stream) for stream in ("seq-pathmnist", "seq-pacs")],
         "frozen": frozen_groups(),
         "parameters": [named_groups(stream) for stream in ("seq-pathmnist", "seq-pacs")],
-        "k_tau": study("k-tau", lines := measured("k-tau"), plain_table(lines, "finetunings", finetunings)),
-        "buffer_epochs": study("buffer-epochs", lines := measured("buffer-epochs"), plain_table(lines)),
+        "k_tau": study("k-tau", lines := measured("k-tau"), k_tau_table(lines)),
+        "buffer_epochs": study("buffer-epochs", lines := measured("buffer-epochs"), buffer_epochs_table(lines)),
         "stages": batch_norm_stages(),
         "filters": single_filters(),
     }
+    tested = [each for found in studies.values() for each in (found if isinstance(found, list) else [found])]
+    return {
+        "deviations": deviations,
+        "rates": benchmark_record("many-epochs.json")["rows"],
+        "vgg": vgg(),
+        "searched_pairs": searched,
+        "unsearched_pairs": unsearched,
+        **studies,
+        "claims": Count(sum(each["holding"] for each in tested), sum(len(each["findings"]) for each in tested)),
+        "summary": summary_table(studies),
+    }
+
+
+def summary_table(studies: Mapping[str, Any]) -> str:
+    """Return how many claims of the paper hold in each study."""
+    rows = []
+    for key, (title, anchor) in SECTIONS.items():
+        parts = studies[key] if isinstance(studies[key], list) else [studies[key]]
+        count = Count(sum(part["holding"] for part in parts), sum(len(part["findings"]) for part in parts))
+        seeds = ", ".join(dict.fromkeys(str(part["seeds"]) for part in parts))
+        rows.append([f"{count.holding} of {count.total}", seeds, f"[{title}](#{anchor})"])
+    return markdown_table(["claims that hold", "seeds", "question"], rows)
 
 
 def measured(item: str, stream: str | None = None) -> list[Measured]:
@@ -62,13 +90,16 @@ def study(item: str, lines: Sequence[Measured], table: str, stream: str | None =
     command = f"forgetless reproduce {item}" + (f" --stream {stream}" if stream else "")
     if "seeds" not in ITEMS[item].unused_options:
         command += f" --seeds {seeds}"
+    findings = list(ITEMS[item].findings(lines))
     return {
         "stream": stream,
         "command": f"{command} --device cuda",
         "torch": next(iter(runs.values())).versions["torch"],
         "time": f"{minutes:.0f} minutes" if minutes > 2 else f"{60 * minutes:.0f} seconds",
+        "seeds": seeds,
         "table": table,
-        "findings": [f"{'(one seed) ' if seeds == 1 else ''}{finding}" for finding in ITEMS[item].findings(lines)],
+        "holding": sum(finding.holds for finding in findings),
+        "findings": findings,
     }
 
 
@@ -107,11 +138,12 @@ def chosen_compared_with_all(stream: str) -> dict[str, Any]:
     costs = {line.line.name: line for line in lines if line.line.metric == "finetune_tflops"}
 
     def cost(line: Measured) -> str:
-        own = costs[line.line.name]
-        return f"{own.line.target.mean if own.line.target else 0:.1f} / {own.mean:.1f}"
+        measured_cost = costs[line.line.name]
+        target = measured_cost.line.target
+        return f"{target.mean if target else 0:.1f} / {measured_cost.mean:.1f}"
 
     rows = accuracy_lines(lines)
-    table = comparison_table(rows, "TFLOPs of the finetuning, paper / ours", cost)
+    table = comparison_table(rows, "finetuning", cost)
     return study("fpf-all", rows, table, stream)
 
 
@@ -178,14 +210,7 @@ def single_filters() -> dict[str, Any]:
         within, across = (sorted(changes[kind]) for kind in ("within", "across"))
         numbers = (median(within), median(across), across[len(across) * 9 // 10], across[-1])
         rows.append([layer, str(len(across)), *(f"{number:.2g}" for number in numbers)])
-    header = [
-        "",
-        "filters",
-        "median within a task",
-        "median at a shift",
-        "90th percentile at a shift",
-        "largest at a shift",
-    ]
+    header = ["layer", "filters", "median in a task", "median at a shift", "90th percentile", "largest"]
     return study("filter-dynamics", lines, markdown_table(header, rows))
 
 
@@ -201,9 +226,25 @@ def accuracy_and_cost(line: Measured | None) -> tuple[str, str]:
     return line.shown, f"{mean(run.flops.get('finetune', 0) for run in line.records) / 1e12:.1f}"
 
 
-def finetunings(line: Measured) -> str:
-    """Return the number of finetunings as a cell."""
-    return str(len(line.records[0].finetunings))
+def k_tau_table(lines: Sequence[Measured]) -> str:
+    """Return accuracy and TFLOPs by the number of finetunings and by their steps."""
+    steps = sorted({line.line.point.steps for line in lines})
+    rows = []
+    for k in dict.fromkeys(line.line.point.k for line in lines):
+        by_steps = {line.line.point.steps: line for line in lines if line.line.point.k == k}
+        first = by_steps[steps[0]]
+        cells = [f"{by_steps[count].shown} ({by_steps[count].tflops:.0f})" for count in steps]
+        rows.append([str(k), str(first.line.point.every), str(len(first.records[0].finetunings)), *cells])
+    return markdown_table(["k", "τ", "finetunings", *(f"{count} steps" for count in steps)], rows)
+
+
+def buffer_epochs_table(lines: Sequence[Measured]) -> str:
+    """Return the accuracies of ER and FPF+ER by the size of the buffer and by the epochs."""
+    rows = []
+    for axis, value in dict.fromkeys(line.line.point[:2] for line in lines):
+        plain, repaired = (line for line in lines if line.line.point[:2] == (axis, value))
+        rows.append([f"{axis} {value}", plain.shown, repaired.shown, f"{plain.tflops:.0f}", f"{repaired.tflops:.0f}"])
+    return markdown_table(["", "ER", "FPF+ER", "TFLOPs, ER", "TFLOPs, FPF+ER"], rows)
 
 
 def comparison_table(
@@ -215,7 +256,7 @@ def comparison_table(
         target = line.line.target
         assert target is not None
         errors = "–" if line.standard_errors is None else f"{line.standard_errors:+.1f}"
-        name, paper = line.line.name.partition(", ")[0], f"{target.mean:.2f} ± {target.std:.2f}"
+        name, paper = row_name(line.line.name.partition(", ")[0]), f"{target.mean:.2f} ± {target.std:.2f}"
         cells = [
             name,
             paper,
@@ -228,12 +269,3 @@ def comparison_table(
         rows.append([*cells, *([cell(line)] if extra else [])])
     header = ["", "paper", "ours", "seeds", "difference", "in s.e.", "TFLOPs", *([extra] if extra else [])]
     return markdown_table(header, rows)
-
-
-def plain_table(lines: Sequence[Measured], extra: str = "", cell: Callable[[Measured], str] = lambda line: "") -> str:
-    """Return lines that the paper draws without giving numbers."""
-    rows = [
-        [line.line.name, line.shown, str(len(line.records)), f"{line.tflops:.0f}", *([cell(line)] if extra else [])]
-        for line in lines
-    ]
-    return markdown_table(["", "accuracy", "seeds", "TFLOPs", *([extra] if extra else [])], rows)

@@ -4,6 +4,10 @@ A template holds the sentences; the Python file of the same name computes the va
 the records is either computed or wrapped in a claim, and a claim that does not hold stops the build:
 
     {% call claim(block3 < both) %}Leaving out block3 lowers the accuracy.{% endcall %}
+
+A page opens with its conclusion. Long tables and the details of a measurement are folded:
+
+    {% call fold("S_g of every group") %}{{ table }}{% endcall %}
 """
 
 from __future__ import annotations
@@ -16,6 +20,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pages.names import STREAM_NAMES, joined, readable, row_name
+
+NUMBERS = re.compile(r"(?:[\d\s.,e±→/+\-–%()×]|\bof\b|\bto\b)*")  # a cell that holds nothing but numbers
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
@@ -27,10 +34,25 @@ def claim(holds: bool, caller: Callable[[], str]) -> str:
     return text
 
 
+def fold(title: str, caller: Callable[[], str]) -> str:
+    """Return a text that a click on its title opens, on the site and on GitHub."""
+    return f'<details class="note" markdown="1">\n<summary>{title}</summary>\n\n{caller().strip()}\n\n</details>\n'
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table without a final newline."""
-    lines = [header, ["---"] * len(header), *rows]
+    """Return a Markdown table without a final newline; columns of numbers are right-aligned."""
+    rows = list(rows)
+    marks = ["---:" if all(NUMBERS.fullmatch(cell) for cell in column) else "---" for column in zip(*rows, strict=True)]
+    lines = [header, marks, *rows]
     return "\n".join("|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in lines)
+
+
+def table_and_settings(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: int) -> str:
+    """Return a table of the first columns, which hold numbers, and a table of the settings in the other columns."""
+    rows = list(rows)
+    first = markdown_table(header[:numbers], [row[:numbers] for row in rows])
+    second = markdown_table(["", *header[numbers:]], [[row[0], *row[numbers:]] for row in rows])
+    return f"{first}\n\n{second}"
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
@@ -61,15 +83,19 @@ def grouped(value: float) -> str:
 def render(name: str, values: Mapping[str, Any]) -> str:
     """Return a template filled with values; a name without a value is an error.
 
-    Blocks may leave several blank lines, which become one.
+    Blocks may leave several blank lines, which become one. A number and its unit stay on one line.
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
-    environment.globals |= {"claim": claim}
+    environment.globals |= {"claim": claim, "fold": fold}
     environment.filters |= {
         "fixed": fixed, "signed": signed, "figures": figures, "grouped": grouped, "spread": spread, "mean": mean,
+        "row_name": row_name, "stream_name": STREAM_NAMES.__getitem__, "readable": readable, "joined": joined,
     }  # fmt: skip
     text = environment.get_template(name).render(values)
+    text = re.sub(r"(?<![\d.])-(0\.0+)(?!\d)", r"\1", text)  # no negative zero
+    text = re.sub(r"(?<=\d)%", " %", text)
+    text = re.sub(r"(?<=\d) (?=[%×±→])|(?<=[±→]) (?=\d)", "\u00a0", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"

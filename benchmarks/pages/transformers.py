@@ -9,6 +9,7 @@ from pages.rows import benchmark_record
 from pages.template import markdown_table
 
 KINDS = ("full", "LoRA")
+REPAIRS = ("FPF", "k-FPF")
 
 
 def values() -> dict[str, Any]:
@@ -18,12 +19,42 @@ def values() -> dict[str, Any]:
         {"name": name, "capacity": each["capacity"], "accuracies": accuracy_table(each), "profile": profile_table(each)}
         for name, each in outcome["examples"].items()
     ]
-    return {"record": outcome, "examples": examples}
+    gains = {
+        repair: [mean_gain(each[kind], repair) for each in outcome["examples"].values() for kind in KINDS]
+        for repair in REPAIRS
+    }
+    return {
+        "record": outcome,
+        "examples": examples,
+        "overview": overview_table(outcome["examples"]),
+        "fpf_gains": gains["FPF"],
+        "k_fpf_gains": gains["k-FPF"],
+    }
+
+
+def mean_gain(rows: dict[str, Any], repair: str) -> float:
+    """Return what a repair gains over plain training, averaged over the seeds."""
+    return float(mean(rows[repair]["after"]["values"]) - mean(rows["plain"]["after"]["values"]))
+
+
+def overview_table(outcomes: dict[str, Any]) -> str:
+    """Return the accuracy with plain training, FPF and k-FPF for every model."""
+    rows = [
+        [name.partition(",")[0], kind, *(accuracy_cell(each[kind][repair]["after"]) for repair in ("plain", *REPAIRS))]
+        for name, each in outcomes.items()
+        for kind in KINDS
+    ]
+    return markdown_table(["model", "trained", "plain", *REPAIRS], rows)
+
+
+def accuracy_cell(accuracy: dict[str, float]) -> str:
+    """Return mean ± standard deviation."""
+    return f"{accuracy['mean']:.1f} ± {accuracy['std']:.1f}"
 
 
 def accuracy_table(example: dict[str, Any]) -> str:
     """Return the accuracies before and after the last repair."""
-    header = ["trained", "", "before the last repair", "after", "gain over plain", "repaired", "settings"]
+    header = ["trained", "repair", "before", "after", "gain over plain", "repaired", "settings"]
     rows = []
     for kind in KINDS:
         plain = example[kind]["plain"]["after"]["values"]
@@ -32,19 +63,19 @@ def accuracy_table(example: dict[str, Any]) -> str:
             settings = {"lr": example["rates"][kind]}
             if row["settings"] is not None:
                 gains = [after - without for after, without in zip(row["after"]["values"], plain, strict=True)]
-                before = f"{row['before']['mean']:.1f} ± {row['before']['std']:.1f}"
+                before = accuracy_cell(row["before"])
                 gain = f"{mean(gains):+.1f} ({min(gains):+.1f} to {max(gains):+.1f})"
                 repaired = f"{100 * row['repaired']:.2f} %"
                 settings |= {("ft lr" if name == "lr" else name): value for name, value in row["settings"].items()}
-            after = f"{row['after']['mean']:.1f} ± {row['after']['std']:.1f}"
             described = ", ".join(f"{name} {value:g}" for name, value in settings.items())
-            rows.append([f"{kind}, {100 * row['trained']:.0f} %", repair, before, after, gain, repaired, described])
+            trained = f"{kind}, {100 * row['trained']:.0f} %"
+            rows.append([trained, repair, before, accuracy_cell(row["after"]), gain, repaired, described])
     return markdown_table(header, rows)
 
 
 def profile_table(example: dict[str, Any]) -> str:
     """Return S_g of every group and the number of seeds that chose the group."""
-    header = ["group", "parameters", "S_g, full", "FPF, k-FPF", "adapter parameters", "S_g, LoRA", "FPF, k-FPF"]
+    header = ["group", "parameters", "S_g, full", "chosen", "adapter parameters", "S_g, LoRA", "chosen"]
     rows = []
     for group, full in example["full"]["FPF"]["groups"].items():
         cells = [group, f"{full['parameters']:,}"]

@@ -55,8 +55,8 @@ def test_quiet_prints_only_the_result(tmp_path):
     done = forgetless("run", "seq-digits", "er", "--fpf", "--quiet", *QUICK, cwd=tmp_path)
     assert done.stderr == ""
     heading, row, repair = done.stdout.splitlines()
-    assert heading.split() == ["method", "accuracy", "%", "forgetting", "cost", "time", "finetuned"]
-    assert re.fullmatch(r" fpf\+er +[\d.]+ +[\d.]+ +[\d.]+ MFLOPs +[\d.]+ s +[\d.]+% ", row)
+    assert heading.split() == ["method", "accuracy", "%", "forgetting", "FLOPs", "time", "finetuned"]
+    assert re.fullmatch(r" fpf\+er +[\d.]+ +[\d.]+ +[\d.]+ M +[\d.]+ s +[\d.]+% ", row)
     assert re.fullmatch(r"before the last repair: [\d.]+ %; repaired: fc3 \(5\.74% of 17\.6 k parameters\)", repair)
     wrong = forgetless("run", "seq-digits", "er", "-q", "--lr", "-1", cwd=tmp_path, expect=2)
     assert wrong.stderr == "error: lr is -1.0; it must be a finite number above 0\n"

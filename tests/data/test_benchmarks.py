@@ -28,6 +28,17 @@ def test_seq_digits_has_five_tasks_offline():
     assert stream.tasks[0].train.x.max() == 255
 
 
+def test_view_digits_show_the_same_digits_in_four_views():
+    stream = benchmarks.view_digits()
+    upright, negative, turned, both = (task.train for task in stream.tasks)
+    assert stream.scenario == "domain"
+    assert [len(task.train) for task in stream.tasks] == [1437] * 4
+    assert torch.equal(negative.x, 255 - upright.x)
+    assert torch.equal(turned.x[..., 0, :], upright.x[..., :, 7])  # the right column becomes the top row
+    assert torch.equal(both.x, 255 - turned.x)
+    assert all(torch.equal(task.train.y, upright.y) for task in stream.tasks)
+
+
 def test_seq_digits_in_another_order():
     stream = benchmarks.seq_digits(order=[9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
     plain = benchmarks.seq_digits()

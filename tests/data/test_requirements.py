@@ -9,7 +9,7 @@ from forgetless.data.requirements import DATA_SETS, missing
 
 
 def test_every_stream_but_the_digits_has_a_data_set():
-    assert {*DATA_SETS, "seq-digits"} == set(STREAMS)
+    assert {*DATA_SETS, "seq-digits", "view-digits"} == set(STREAMS)
     assert set(DATA_SETS.values()) == set(SOURCES)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from forgetless.experiments.record import path, write
 from forgetless.experiments.settings import Settings
-from forgetless.reports import page, svg
+from forgetless.reports import page
 from forgetless.reports.rows import table_rows
 
 
@@ -14,12 +14,16 @@ def test_the_page_is_complete_and_self_contained(records):
     text = page.html(records, "A <title>", {records[0].id: "runs/a b&c/record.json"})
     assert "A &lt;title&gt;" in text
     matrices = 2  # joint has one row only
-    assert len(re.findall("<svg", text)) == 4 + matrices
+    rows = 3
+    assert len(re.findall("<svg", text)) == 4 + matrices + rows
     assert text.count("<svg") == text.count("</svg>")
     assert not re.findall("src=", text)
-    assert "http" not in text
+    assert not re.findall(r"url\(|@import|<link", text)
     links = re.findall('href="([^"]*)"', text)
-    assert [link for link in links if not link.startswith("#")] == ["runs/a b&amp;c/record.json"]
+    papers = [link for link in links if link.startswith("http")]
+    assert papers
+    assert all(link.startswith(("https://arxiv.org/abs/", "https://doi.org/")) for link in papers)
+    assert [link for link in links if not link.startswith(("#", "http"))] == ["runs/a b&amp;c/record.json"]
     for link in links:
         assert not link.startswith("#") or f'id="{link[1:]}"' in text
     for row in table_rows(records):
@@ -41,20 +45,22 @@ def test_text_from_records_is_escaped(records):
 def test_every_stream_has_a_section(records):
     other = [dataclasses.replace(r, settings={**r.settings, "stream": "my:stream"}) for r in records[:2]]
     text = page.html([*records, *other], "Two")
-    assert "<h1>seq-digits</h1>" in text
-    assert "<h1>my:stream</h1>" in text
+    assert '<a href="#s0">seq-digits</a> · <a href="#s1">my:stream</a>' in text
+    assert '<h1 id="s1">my:stream</h1>' in text
     assert text.count("<table>") == 2
 
 
-def test_only_the_ten_best_rows_have_colours(records):
+def test_only_ten_rows_have_labels(records):
     many = [
         dataclasses.replace(records[0], settings={**records[0].settings, "lr": float(i)}, accuracy=float(i))
         for i in range(30)
     ]
     text = page.html(many, "Many")
-    assert "The 10 best of 30 rows have colours" in text
-    assert text.count(f'<i style="background:{svg.GREY}">') == 20
-    assert text.count("<figure>") == 24
+    assert " 10 of 30 rows have labels." in text
+    table, charts = text.split("<tbody>")[1].split("</tbody>")
+    assert table.count(" faint") == 20
+    assert charts.count("<g><title>sgd, lr") == 2 * 10
+    assert text.count("<figure>") == 24 + 4
     assert "mean over seeds. Of the 24 best rows." in text
     assert "best rows" not in page.html(many[:24], "Fewer")
 
@@ -80,11 +86,16 @@ def test_the_page_works_in_a_browser_on_a_phone(records, tmp_path):
         view.on("pageerror", lambda error: errors.append(str(error)))
         view.goto((tmp_path / "page.html").as_uri())
         names = "[...document.querySelectorAll('td:first-child')].map(cell => cell.textContent)"
-        view.click("th:nth-child(2)")
+        view.focus("th:nth-child(2) button")
+        view.keyboard.press("Enter")
         assert view.evaluate(names) == by_accuracy
-        view.click("th:nth-child(2)")
+        view.keyboard.press("Space")
         assert view.evaluate(names) == by_accuracy[::-1]
+        assert view.get_attribute("th:nth-child(2)", "aria-sort") == "ascending"
         assert view.evaluate("document.documentElement.scrollWidth") <= 390
+        view.hover(".series path >> nth=0")
+        assert "%" in view.inner_text("#tip")
+        view.click("td:nth-child(2) a >> nth=0")  # opens the settings
         view.click(f"dd a >> text={records[0].accuracy:.2f}")
         assert records[0].id in view.url
         assert not errors

@@ -39,5 +39,5 @@ def demo(
     print_rows(records)
     file = out / "report.html"
     links = {finished.id: f"{finished.id}/{record.NAME}" for finished in records}
-    write_whole(page.html(records, "Digits in five tasks", links).encode(), file)
+    write_whole(page.html(records, "Digits in four views", links).encode(), file)
     print_note(f"page: {file}\nrecords: {out}")

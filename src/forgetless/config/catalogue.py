@@ -28,6 +28,7 @@ def _table(entries: Mapping[str, tuple[str, str]]) -> Mapping[str, Entry]:
 
 STREAMS = _table({
     "seq-digits": ("forgetless.data.benchmarks:seq_digits", "scikit-learn's 8×8 digits, 5 tasks × 2 classes; offline"),
+    "view-digits": ("forgetless.data.benchmarks:view_digits", "those digits in 4 tasks, a view each (domain-IL)"),
     "seq-mnist": ("forgetless.data.benchmarks:seq_mnist", "MNIST, 5 tasks × 2 classes"),
     "rot-mnist": ("forgetless.data.benchmarks:rot_mnist", "MNIST, 20 tasks, each with its own rotation (domain-IL)"),
     "seq-organamnist": ("forgetless.data.benchmarks:seq_organamnist", "OrganAMNIST, 4 tasks of 3, 3, 3, 2 classes"),
@@ -58,6 +59,7 @@ METHODS = _table({
 
 NETWORKS = _table({
     "mlp": ("forgetless.networks:mlp", "100-100 hidden units"),
+    "deep_mlp": ("forgetless.networks:deep_mlp", "200-200-200 hidden units"),
     "resnet18": ("forgetless.networks:resnet18", "for small images"),
     "resnet18_imagenet": ("forgetless.networks:resnet18_imagenet", "for images of about 224×224"),
     "vgg11": ("forgetless.networks:vgg11", "for small images, without batch norm"),

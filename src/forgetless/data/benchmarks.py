@@ -1,4 +1,4 @@
-"""The eight benchmark streams, prepared as by the DER authors.
+"""The nine benchmark streams, prepared as by the DER authors.
 
 Each function takes the data folder (default: ``readers.files.data_folder()``) and ``order``, the classes in the order
 of the stream or the seed of a random order.
@@ -19,6 +19,17 @@ Order = Sequence[int] | int | None
 def seq_digits(root: Path | None = None, order: Order = None) -> Stream:
     """Return scikit-learn's digits as 5 tasks of 2 classes. Needs no download."""
     return split_by_class("seq-digits", *digits.read(), sizes=[2] * 5, order=order)
+
+
+def view_digits() -> Stream:
+    """Return scikit-learn's digits as 4 tasks: upright, as negatives, turned by 90°, and both. Needs no download."""
+
+    def views(split: Split) -> list[Split]:
+        turned = split.x.rot90(1, (2, 3))
+        return [Split(x, split.y) for x in (split.x, 255 - split.x, turned, 255 - turned)]
+
+    train, test = digits.read()
+    return split_by_domain("view-digits", list(zip(views(train), views(test), strict=True)), classes=10)
 
 
 def large_digits(order: Order = None) -> Stream:

@@ -13,6 +13,7 @@ DATA_SETS = {
 }  # fmt: skip
 PACKAGES = {  # the module that a stream imports, the package that has it, and the extra of forgetless that installs it
     "seq-digits": ("sklearn", "scikit-learn", "digits"),
+    "view-digits": ("sklearn", "scikit-learn", "digits"),
     "seq-tinyimagenet": ("PIL", "pillow", "images"),
     "seq-pacs": ("PIL", "pillow", "images"),
 }

@@ -1,7 +1,5 @@
 """Build the stream, the method and the network of a run from its settings, and start the run."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings

@@ -4,8 +4,6 @@ Loading a file never executes anything in it. Tensors are stored as such. Everyt
 checksum of both.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

@@ -1,7 +1,5 @@
 """How runs are executed: where, in how many processes, and with which checkpoints. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -3,8 +3,6 @@
 Local processes (``workers``) and Ray tasks (``ray``) both execute jobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

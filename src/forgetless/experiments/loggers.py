@@ -8,8 +8,6 @@ first event. It is closed after the last event, and also if the loop is left ear
 are extras, which only the logger that needs them imports.
 """
 
-from __future__ import annotations
-
 import importlib
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping

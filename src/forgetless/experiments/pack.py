@@ -1,7 +1,5 @@
 """Train many runs in one process: side by side on a GPU, with shared streams and shared trainings."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ expands into a grid of its own (docs/runs.md has an example). ``seeds = 3`` is s
 For a setting whose value is itself a list (``groups``, ``freeze``, ``order``), a list of lists expands into the grid.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Presets: the settings a run starts from, which ``presets.toml`` holds as data. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

@@ -4,8 +4,6 @@ A task whose node dies is repeated on another node, where its finished runs are 
 object store that all nodes share. They are also returned to the caller, so none is lost if the nodes share nothing.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

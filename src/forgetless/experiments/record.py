@@ -1,7 +1,5 @@
 """The record of a run: everything it measured, in one JSON file. Imports no torch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Sequence

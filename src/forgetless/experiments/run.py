@@ -1,7 +1,5 @@
 """Train one run and leave its record."""
 
-from __future__ import annotations
-
 import platform
 import tempfile
 from collections.abc import Callable, Generator, Mapping

@@ -5,8 +5,6 @@ point is then trained on all training images with several seeds and tested. All 
 are skipped. Imports no torch.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Write files that are complete or absent, read TOML, and schedule checkpoints. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

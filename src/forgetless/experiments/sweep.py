@@ -3,8 +3,6 @@
 Finished runs are skipped. A failed run is recorded in ``error.json`` and does not stop the others.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

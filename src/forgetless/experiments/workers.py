@@ -4,8 +4,6 @@ Runs on the CPU are distributed over processes, one per core, each with one thre
 trains its runs in lanes. Runs that share a training stay in one process.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

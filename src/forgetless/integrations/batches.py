@@ -1,7 +1,5 @@
 """Join the batches of one optimiser step."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

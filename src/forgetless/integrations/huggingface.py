@@ -14,8 +14,6 @@ The buffer holds examples of one shape: pad text to one length (``padding="max_l
 example are not stored.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections import deque
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ each process keeps its share of the buffer. Strategies that start processes insi
 are not supported: the calling process would not see what they observe.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, final

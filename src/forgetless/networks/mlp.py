@@ -95,3 +95,8 @@ def backpropagates(network: nn.Module, engine: Engine) -> TypeGuard[MLP]:
 def mlp(classes: int, inputs: int = 784, hidden: Sequence[int] = (100, 100), *, xavier: bool = True) -> MLP:
     """Return an MLP with hidden layers of these widths and Xavier's initial weights, or PyTorch's."""
     return MLP((inputs, *hidden, classes), xavier=xavier)
+
+
+def deep_mlp(classes: int, inputs: int = 784) -> MLP:
+    """Return an MLP with three hidden layers of 200 units, the network of the demo."""
+    return mlp(classes, inputs, (200, 200, 200))

@@ -1,7 +1,5 @@
 """The figures that vary one choice: the finetuned groups, how often and how long, the buffer, the epochs."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 

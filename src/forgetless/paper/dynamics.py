@@ -1,7 +1,5 @@
 """The figures of how parameters change during training: by group, batch norm by stage, single filters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median

@@ -3,8 +3,6 @@
 The paper's figure of filters. The run is the one of its settings; it is only observed at the end of every epoch.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path

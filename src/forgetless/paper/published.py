@@ -1,7 +1,5 @@
 """The published numbers: every table of the paper, and some numbers of the DER authors. Imports no torch."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import dataclass
 from functools import cache

@@ -4,8 +4,6 @@ An item returns lines. A line is a name, the runs behind it (one per seed) and t
 The runs are those of a sweep, so finished runs are skipped. ``studies`` lists the items.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass

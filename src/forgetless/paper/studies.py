@@ -4,8 +4,6 @@ An item has the set-up of the paper. A quick one is small: the digits (or the st
 points. It tests the claims of the paper rather than its numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from forgetless.paper import ablations, dynamics, tables

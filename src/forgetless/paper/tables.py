@@ -1,7 +1,5 @@
 """The tables of the paper: the runs of their rows, the claims about them, and their figures."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

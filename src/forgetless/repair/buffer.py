@@ -4,8 +4,6 @@ Pure functions (``reservoir_slots``, ``balanced_slots``, ``herd``) decide which 
 examples. A batch is added at once, with fixed shapes and, on a GPU, without a GPU-to-CPU sync.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, final
 

@@ -4,8 +4,6 @@ Statistics of a normalisation layer (running mean and variance) move by its forw
 gradients. Choosing a layer's statistics therefore means running that layer in training mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 

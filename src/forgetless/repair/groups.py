@@ -14,8 +14,6 @@ Every tensor is in exactly one group; a tied weight is there once, under the fir
 ``DistributedDataParallel``. A layer with adapters around it (peft) is one layer, adapters included.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 ``FPF`` drives it step by step in a user's loop, ``training.repair`` epoch by epoch in the benchmark.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, final

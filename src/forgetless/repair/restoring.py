@@ -1,7 +1,5 @@
 """Put back what a finetuning changes besides the chosen tensors: the network's buffers and the user's randomness."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Select the groups to finetune: by sensitivity, by name, or all. The selection is made once and kept."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import final
 

@@ -4,8 +4,6 @@ Zhao et al., "Does Continual Learning Equally Forget All Parameters?" (ICML 2023
 is a pure function. A *snapshot* maps the name of each tensor to its value; a *group* is a set of such names.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 

@@ -4,8 +4,6 @@ All layers change more when the task switches (Zhao et al. 2023, Sec. 4.2). ``bo
 ``Detector`` applies it to one window of training steps at a time. ``benchmarks/boundaries.py`` measures the defaults.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence

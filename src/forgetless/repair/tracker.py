@@ -5,8 +5,6 @@ Each mark adds a row of changes since the previous mark. Where the previous task
 also adds a row of changes since then (the paper's C_ℓ). Rows stay on the device until they are read.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final

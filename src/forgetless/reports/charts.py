@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgetless.experiments.record import Record
 from forgetless.repair.settings import Finetune
-from forgetless.reports.rows import Row, best_rows, by_stream, pareto_front, profile_row, table_rows
+from forgetless.reports.rows import Row, best_rows, by_stream, family, grouped, pareto_front, profile_row, table_rows
 from forgetless.training.metrics import MeanStd
 
 if TYPE_CHECKING:
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg", "pdf")
 THRESHOLDS = {"FPF": Finetune().threshold, "k-FPF": Finetune.k_fpf().threshold}  # of S_g
-BLUE, ORANGE, RED = "#3b82f6", "#ea580c", "#e11d48"
+RED = "#e11d48"
+COLOURS = {  # of each family (see ``rows.family``), in three shades; page.html has the same colours
+    "alone": ("#6b7280", "#374151", "#9ca3af"),
+    "fpf": ("#2563eb", "#1e3a8a", "#60a5fa"),
+    "k-fpf": ("#ea580c", "#9a3412", "#fb923c"),
+}
 Point = tuple[float, float]
 
 
@@ -26,6 +31,18 @@ class GroupChanges(NamedTuple):
     series: dict[str, list[float]]
     starts: dict[int, int]  # the index of the first epoch of each task, and the number of the task
     detected: list[int]  # the indices at which the detector reported a shift
+
+
+def group_family(score: float | None) -> str:
+    """Return the family (see ``rows.family``) of the first repair whose default threshold a group's S_g exceeds."""
+    above = (name.lower() for name, threshold in THRESHOLDS.items() if score is not None and score > threshold)
+    return next(above, "alone")
+
+
+def numbered(families: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+    """Return the family of each label and its number within the family, which sets its shade and marker."""
+    members = grouped(families, families.__getitem__)
+    return {label: (name, number) for name, labels in members.items() for number, label in enumerate(labels)}
 
 
 def learning_curves(rows: Sequence[Row]) -> dict[str, list[float]]:
@@ -94,8 +111,9 @@ def cost(rows: Sequence[Row]) -> Figure:
     figure, axes = _open()
     front = pareto_front(rows)
     axes.plot([row.tflops for row in front], [row.accuracy for row in front], "--", color="0.6", linewidth=1)
+    looks = _looks({row.label: family(row.label) for row in rows})
     for row in rows:
-        axes.errorbar(row.tflops, row.accuracy, row.std or None, fmt="o", label=row.label)
+        axes.errorbar(row.tflops, row.accuracy, row.std or None, linestyle="", label=row.label, **looks[row.label])
     axes.set_xscale("log")
     return _close(figure, axes, "TFLOPs of the whole run", "accuracy (%)")
 
@@ -104,7 +122,8 @@ def profile(sensitivity: Mapping[str, float], label: str) -> Figure:
     """Draw S_g of each group, with the default thresholds of FPF and k-FPF."""
     figure, axes = _open()
     groups = list(sensitivity)[::-1]
-    bars = axes.barh(groups, [sensitivity[group] for group in groups], color=ORANGE)
+    colours = [COLOURS[group_family(sensitivity[group])][0] for group in groups]
+    bars = axes.barh(groups, [sensitivity[group] for group in groups], color=colours)
     axes.bar_label(bars, fmt="%.2f", padding=3)
     if max(sensitivity.values(), default=0.0) > 5:  # batch-norm statistics would dwarf the other groups
         axes.set_xscale("log")
@@ -119,8 +138,9 @@ def dynamics(record: Record, title: str, over: str = "epochs") -> Figure:
     """Draw the change of each group: between consecutive epochs, or from task to task (see ``group_changes``)."""
     figure, axes = _open()
     changes = group_changes(record, over)
+    looks = _looks({group: group_family(record.sensitivity.get(group)) for group in changes.series})
     for group, values in changes.series.items():
-        axes.plot(range(1, len(values) + 1), values, marker=".", label=group)
+        axes.plot(range(1, len(values) + 1), values, markersize=3, label=group, **looks[group])
     for index in list(changes.starts)[1:]:
         axes.axvline(index + (1 if over == "epochs" else 0.5), linestyle=":", color="0.6", zorder=0)
     for index in changes.detected:
@@ -133,7 +153,8 @@ def dynamics(record: Record, title: str, over: str = "epochs") -> Figure:
 def matrix(values: Sequence[Sequence[float]], title: str) -> Figure:
     """Draw the accuracy on each task after each task."""
     figure, axes = _open()
-    image = axes.imshow(values, vmin=0, vmax=100, cmap="Blues", aspect="equal" if len(values) > 1 else "auto")
+    shades = {"alone": "Greys", "fpf": "Blues", "k-fpf": "Oranges"}[family(title)]
+    image = axes.imshow(values, vmin=0, vmax=100, cmap=shades, aspect="equal" if len(values) > 1 else "auto")
     if len(values[0]) <= 10:
         for i, line in enumerate(values):
             for j, value in enumerate(line):
@@ -147,10 +168,14 @@ def matrix(values: Sequence[Sequence[float]], title: str) -> Figure:
 def curves(
     series: Mapping[str, Sequence[Point]], x: str, y: str, title: str = "", *, log: str = "", star: Point | None = None
 ) -> Figure:
-    """Draw a line through the points of each name. ``log`` names the logarithmic axes; ``star`` marks a point."""
+    """Draw a line through the points of each name. ``log`` names the logarithmic axes; ``star`` marks a point.
+
+    A name that says no repair ("k = 9") has the colour of the repair that the title begins with.
+    """
     figure, axes = _open()
+    looks = _looks({label: family(title) if family(label) == "alone" else family(label) for label in series})
     for label, points in series.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=label)
+        axes.plot(*zip(*points, strict=True), label=label, **looks[label])
     if star:
         axes.plot(*star, "*", color=RED, markersize=16, zorder=5)
     places = sorted({place for points in series.values() for place, _ in points})
@@ -166,12 +191,14 @@ def curves(
 
 
 def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanStd], title: str) -> Figure:
-    """Draw the paper's numbers and ours as pairs of bars."""
+    """Draw the paper's numbers (hollow) and ours as pairs of bars."""
     figure, axes = _open(7, 0.8 + 0.34 * len(labels))
     places = [len(labels) - i for i in range(len(labels))]
-    for values, offset, name, colour in ((paper, 0.2, "paper", "0.75"), (ours, -0.2, "ours", BLUE)):
+    colours = [COLOURS[family(label)][0] for label in labels]
+    for values, offset, name, fill in ((paper, 0.2, "paper", "white"), (ours, -0.2, "ours", colours)):
         heights, widths, errors = zip(*((p + offset, *v) for p, v in zip(places, values, strict=True)), strict=True)
-        axes.barh(heights, widths, 0.38, xerr=errors, label=name, color=colour, error_kw={"linewidth": 1})
+        bars = {"color": fill, "edgecolor": colours, "error_kw": {"linewidth": 1}}
+        axes.barh(heights, widths, 0.38, xerr=errors, label=name, **bars)
     axes.set_yticks(places, labels)
     return _close(figure, axes, "accuracy (%)", title=title)
 
@@ -185,12 +212,12 @@ def choices(by_repair: Mapping[str, Sequence[Row]], title: str) -> Figure:
     for axes, (repair, rows) in zip(panels[:, 0], by_repair.items(), strict=True):
         places = range(len(rows))
         costs, shares = [row.tflops / largest_cost for row in rows], [row.share / largest_share for row in rows]
-        axes.bar([i - 0.2 for i in places], costs, 0.38, label="FLOPs", color="#93c5fd")
-        axes.bar([i + 0.2 for i in places], shares, 0.38, label="parameters", color="#fdba74")
+        axes.bar([i - 0.2 for i in places], costs, 0.38, label="FLOPs", color="0.55")
+        axes.bar([i + 0.2 for i in places], shares, 0.38, label="parameters", color="0.8")
         axes.set_xticks(list(places), [row.label for row in rows], rotation=30, ha="right", fontsize=8)
         axes.set_ylabel("share of the largest")
         right = axes.twinx()
-        right.plot(places, [row.accuracy for row in rows], "k.-", label="accuracy")
+        right.plot(places, [row.accuracy for row in rows], ".-", color=COLOURS[family(repair)][0], label="accuracy")
         best = max(places, key=lambda i: rows[i].accuracy)
         right.plot(best, rows[best].accuracy, "*", color=RED, markersize=15)
         right.set_ylabel("accuracy (%)")
@@ -210,14 +237,22 @@ def histograms(layers: Mapping[str, Mapping[str, Sequence[float]]], title: str) 
     for axes, (name, changes) in zip(panels.flat, layers.items(), strict=False):
         top = max(*changes["within"], *changes["across"])
         bins = [top * i / 20 for i in range(21)]
-        axes.hist(changes["within"], bins, alpha=0.6, label="within a task", color=BLUE)
-        axes.hist(changes["across"], bins, alpha=0.6, label="across tasks", color=ORANGE)
+        axes.hist(changes["within"], bins, alpha=0.6, label="within a task", color="0.7")
+        axes.hist(changes["across"], bins, alpha=0.6, label="across tasks", color="0.2")
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
     panels.flat[0].legend(frameon=False, fontsize=7)
     figure.suptitle(f"{title}: filters by their mean absolute change", fontsize=10)
     figure.tight_layout()
     return figure
+
+
+def _looks(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the colour and marker of each label from its family."""
+    return {
+        label: {"color": COLOURS[name][number % 3], "marker": "osD^"[number % 4]}
+        for label, (name, number) in numbered(families).items()
+    }
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import mean
-from typing import TypeVar
+from functools import cached_property
+from statistics import fmean, mean
+from typing import Any, TypeVar
 
-from forgetless.config.units import duration, quantity
+from forgetless.config.units import duration, si_prefix
 from forgetless.experiments.labels import describe, varying
 from forgetless.experiments.record import Record, key_without_seed, mismatch, without_seed
 from forgetless.training.metrics import MeanStd, mean_std
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-HEADINGS = ("method", "accuracy %", "forgetting", "cost", "time", "finetuned")
+HEADINGS = ("method", "accuracy %", "forgetting", "FLOPs", "time", "finetuned")
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Row:
     records: tuple[Record, ...]
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the first record; only the seed is another in the others."""
+        return self.records[0].settings
+
+    @cached_property
     def accuracies(self) -> MeanStd:
         """The mean accuracy and its standard deviation, which is 0 for one seed."""
         return mean_std(record.accuracy for record in self.records)
@@ -44,7 +51,7 @@ class Row:
         values = [record.forgetting for record in self.records if record.forgetting is not None]
         return mean(values) if values else None
 
-    @property
+    @cached_property
     def tflops(self) -> float:
         return mean(sum(record.flops.values()) for record in self.records) / 1e12
 
@@ -58,13 +65,13 @@ class Row:
 
     @property
     def anytime(self) -> list[float]:
-        return [mean(values) for values in zip(*(record.anytime for record in self.records), strict=True)]
+        return [fmean(values) for values in zip(*(record.anytime for record in self.records), strict=True)]
 
     @property
     def matrix(self) -> list[list[float]]:
         """The accuracy [after task][on task]."""
         matrices = [record.accuracy_matrix for record in self.records]
-        return [[mean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
+        return [[fmean(values) for values in zip(*lines, strict=True)] for lines in zip(*matrices, strict=True)]
 
     @property
     def sensitivity(self) -> dict[str, float]:
@@ -76,7 +83,7 @@ class Row:
     @property
     def moved_by_finetuning(self) -> bool:
         """Whether finetuning during training (k-FPF) is part of the changes behind ``sensitivity``."""
-        return bool(self.records[0].settings["repair"] == "k-fpf")
+        return bool(self.settings["repair"] == "k-fpf")
 
 
 def table_rows(records: Sequence[Record]) -> list[Row]:
@@ -108,6 +115,12 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
+def family(label: str) -> str:
+    """Return how the row of a label is repaired: ``alone``, ``fpf`` or ``k-fpf``. Each has one colour everywhere."""
+    match = re.match(r"(k-)?fpf(?![\w.:])", label.lower())
+    return match[0] if match else "alone"
+
+
 def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
     """Return the records of each stream, in order of first appearance."""
     return grouped(records, lambda record: str(record.settings["stream"]))
@@ -135,8 +148,8 @@ def profile_row(rows: Sequence[Row]) -> Row | None:
 
 def competing(rows: Sequence[Row]) -> list[Row]:
     """Return the rows that learn task by task (not ``joint``), without those on validation if others exist."""
-    sequential = [row for row in rows if row.records[0].settings["method"] != "joint"]
-    return [row for row in sequential if not row.records[0].settings["validation"]] or sequential
+    sequential = [row for row in rows if row.settings["method"] != "joint"]
+    return [row for row in sequential if not row.settings["validation"]] or sequential
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
@@ -196,7 +209,7 @@ def cells(row: Row) -> list[str]:
     forgetting = "–" if row.forgetting is None else f"{row.forgetting:.1f}"
     accuracy = plus_minus(row.accuracies, len(row.records), 1)
     share = f"{row.share:.2%}" if row.share else "–"
-    return [row.label, accuracy, forgetting, quantity(row.tflops * 1e12, "FLOPs"), duration(row.seconds), share]
+    return [row.label, accuracy, forgetting, si_prefix(row.tflops * 1e12), duration(row.seconds), share]
 
 
 def plus_minus(value: MeanStd, seeds: int, digits: int) -> str:

@@ -1,7 +1,5 @@
 """Check the parts of a run against each other before it starts."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from forgetless.data.stream import Stream

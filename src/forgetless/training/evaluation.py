@@ -1,7 +1,5 @@
 """Measure the accuracy on the test sets of all tasks."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

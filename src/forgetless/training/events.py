@@ -3,8 +3,6 @@
 Tasks and epochs count from 1. ``step`` is the number of training steps taken so far.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

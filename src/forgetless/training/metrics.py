@@ -4,8 +4,6 @@
 matrix of ``T`` tasks has ``T`` rows. A method that trains on all tasks at once has a single row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from statistics import mean, stdev
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Plain data: what a state may hold, so that a checkpoint can be read without executing anything."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FPF and k-FPF around a method of the benchmark."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping
 from typing import Any, final
 

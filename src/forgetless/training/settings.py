@@ -1,7 +1,5 @@
 """The settings of one training run. Imports no torch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from forgetless.config.catalogue import POLICIES, PRECISIONS

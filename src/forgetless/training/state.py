@@ -1,7 +1,5 @@
 """The state of a run: what it is made of, how far it is and what it has measured; how it is saved and loaded."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Kernels for GPUs, written in Triton, which most builds of torch for CUDA include."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.util import find_spec
 
