@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
+from forgetless.config.units import quantity, si_prefix
 from forgetless.experiments.record import Record
 from forgetless.reports.charts import THRESHOLDS, Point, group_changes, group_family, learning_curves, numbered
-from forgetless.reports.rows import Row, family, pareto_front, si_prefix
+from forgetless.reports.rows import Row, family, pareto_front
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 460, 310, 48, 14, 46  # of a chart, and its margins; page.html clips lines to them
 LETTER, LINE = 7.2, 15  # width and height of the letters of a label
@@ -110,7 +111,7 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     for row in shown:
         (left, top), look, (upper, lower) = places[row.label], looks[row.label], map(y, ends[row.label])
         bar = f'<line x1="{left:.1f}" x2="{left:.1f}" y1="{upper:.1f}" y2="{lower:.1f}"/>'
-        title = f"{row.label}: {row.accuracy:.1f} %, {si_prefix(row.tflops * 1e12)}FLOPs"
+        title = f"{row.label}: {row.accuracy:.1f} %, {quantity(row.tflops * 1e12, 'FLOPs')}"
         text = _named(row.label, labels[row.label], (left, top)) if row.label in labels else ""
         drawn.append(f'<g class="series {look.colour}">{bar}{_mark((left, top), look.marker, title)}{text}</g>')
     marks = [10.0**power * step for power in range(math.floor(low), math.ceil(high) + 1) for step in (1, 2, 5)]

@@ -12,8 +12,9 @@ from math import hypot, sqrt
 from statistics import mean
 from typing import NamedTuple
 
+from forgetless.config.units import quantity
 from forgetless.reports.glossary import term
-from forgetless.reports.rows import Row, family, grouped, plus_minus, si_prefix
+from forgetless.reports.rows import Row, family, grouped, plus_minus
 from forgetless.training.metrics import mean_std
 
 REPLAY = ("er", "der", "derpp", "mir", "fdr", "agem")  # methods that replay at every step
@@ -181,7 +182,7 @@ def _share(result: Result) -> str:
 def _cost(result: Result, base: Result | None) -> str:
     """Return a phrase on the FLOPs of a result: relative to another result if there is one, which may be itself."""
     if base is None or not base.flops or result == base:
-        return "" if base else f", at {si_prefix(result.flops)}FLOPs"
+        return "" if base else f", at {quantity(result.flops, 'FLOPs')}"
     ratio = result.flops / base.flops
     of = "" if base.name == "plain SGD" else f" of {base.name}"
     return f", at {ratio:.{2 if ratio < 1.1 else 1}f} times the compute{of}"
