@@ -1,4 +1,4 @@
-"""Every code block of docs/ and every cell of notebooks/ runs, and prints what the page or notebook shows."""
+"""Every code block of README.md and docs/, and every cell of notebooks/, runs and prints what is shown."""
 
 import importlib
 import json
@@ -15,7 +15,8 @@ from helpers import command, ended, program
 DOCS = Path(__file__).parent.parent / "docs"
 GENERATED = {path.name for path in (DOCS.parent / "benchmarks" / "templates").glob("*.md")}  # by benchmarks/tables.py
 BLOCK = re.compile(r'^```(python|bash|toml|text)(?: title="([^"]+)")?(?: hl_lines="[\d ]+")?\n(.*?)^```$', re.M | re.S)
-PAGES = sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED and BLOCK.search(path.read_text()))
+WRITTEN = [DOCS.parent / "README.md", *sorted(path for path in DOCS.glob("*.md") if path.name not in GENERATED)]
+PAGES = [path for path in WRITTEN if BLOCK.search(path.read_text())]
 NOTEBOOKS = sorted((DOCS.parent / "notebooks").glob("*.ipynb"))
 NEEDS = {
     "avalanche.md": "pytorchcv",
@@ -93,7 +94,9 @@ def test_code_blocks_run_and_print_what_the_page_shows(page, tmp_path):
             continue
         if "needs" in remark or words[1] == "demo":  # cannot run here, so check that its options exist
             options = [word for word in words if word.startswith("--")]
-            names = [word for word in words[:3] if word in ("sweep", "search", "reproduce", "data", "get", "demo")]
+            names = [
+                word for word in words[:3] if word in ("run", "sweep", "search", "reproduce", "data", "get", "demo")
+            ]
             help_text = call([words[0], *names, "--help"], tmp_path).stdout
             assert all(option in help_text for option in options), line
         else:
