@@ -1,7 +1,5 @@
 """Rows of a table: the records of one configuration, averaged over seeds. Imports no torch."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -26,6 +24,11 @@ class Row:
 
     label: str
     records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        """The label without settings."""
+        return self.label.split(",")[0]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -78,11 +81,6 @@ class Row:
         scores = {group: [r.sensitivity[group] for r in self.records] for group in self.records[0].sensitivity}
         known = {group: [score for score in values if score is not None] for group, values in scores.items()}
         return {group: mean(values) for group, values in known.items() if values}
-
-    @property
-    def moved_by_finetuning(self) -> bool:
-        """Whether finetuning during training (k-FPF) is part of the changes behind ``sensitivity``."""
-        return bool(self.settings["repair"] == "k-fpf")
 
 
 def table_rows(records: Sequence[Record]) -> list[Row]:
@@ -149,8 +147,8 @@ def profile_row(rows: Sequence[Row]) -> Row | None:
     S_g of k-FPF includes what its finetunings moved, so such a row is only the last resort.
     """
     scored = [row for row in rows if row.sensitivity]
-    undisturbed = [row for row in scored if not row.moved_by_finetuning]
-    sgd = [row for row in undisturbed if row.label.split(",")[0] == "sgd"]
+    undisturbed = [row for row in scored if row.settings["repair"] != "k-fpf"]
+    sgd = [row for row in undisturbed if row.name == "sgd"]
     return next(iter(sgd or undisturbed or scored), None)
 
 

@@ -1,11 +1,9 @@
 """What the rows of a stream show, in sentences and headline numbers. Imports no torch.
 
-Only rows with the same network, epochs, order of tasks and buffer are compared. Rows on validation are ignored if the
-stream has other rows. A difference counts if it exceeds two standard errors. The noise of single runs is unknown, and
-the sentences say so.
+Only rows with the same network, epochs, order of tasks and buffer are compared, and of several rows of a method the
+best counts. Rows on validation are ignored if the stream has other rows. A difference counts if it exceeds two standard
+errors. The noise of single runs is unknown, and the sentences say so.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import hypot, sqrt
@@ -13,7 +11,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from forgetless.reports.glossary import term
-from forgetless.reports.rows import Row, family, grouped, plus_minus, si_prefix
+from forgetless.reports.rows import Row, family, grouped, plus_minus
 from forgetless.training.metrics import mean_std
 
 REPLAY = ("er", "der", "derpp", "mir", "fdr", "agem")  # methods that replay at every step
@@ -34,97 +32,78 @@ class Result(NamedTuple):
         return mean(self.accuracies)
 
 
-class Comparison(NamedTuple):
+class Setup(NamedTuple):
     """The rows of one setup, the least accurate first, and the best of them by method."""
 
-    setup: str
+    name: str
     rows: list[Row]
-    fpf: dict[str, Result]
-    before: dict[str, Result]  # what FPF repaired: the same runs before it, or else a row of the method alone
-    k_fpf: Result | None
-    repaired: Result | None  # the best of both
     alone: dict[str, Result]  # a row of the method alone, or else the runs that FPF repaired, before it
+    fpf: dict[str, Result]
+    k_fpf: Result | None
+    repaired: Result | None  # the best of FPF and k-FPF
     replays: list[Result]  # the two most accurate methods that replay, the cheaper one first
     base: Result | None  # what FLOPs are compared with: plain SGD, or else the cheaper replay
 
+    def before(self, after: Result) -> Result | None:
+        """Return what FPF repaired: the same runs before it, or else a row of the method alone."""
+        return _before(after.row) or self.alone.get(after.row.settings["method"])
 
-def comparisons(rows: Sequence[Row]) -> list[Comparison]:
-    """Return a comparison per setup; sgd and joint have no buffer and belong to the setups of every buffer."""
+
+def setups(rows: Sequence[Row]) -> list[Setup]:
+    """Return the rows by setup; sgd and joint have no buffer and belong to the setups of every buffer."""
     tested = [row for row in rows if not row.settings["validation"]] or rows
     ranked = sorted(tested, key=lambda row: row.accuracy)
-    setups: dict[tuple[str, ...], list[Row]] = {}
-    for shared, members in grouped(ranked, lambda row: tuple(str(row.settings.get(key)) for key in SETUP[:-1])).items():
-        buffered = {
-            r.label: str(r.settings["buffer"]) for r in members if r.label.split(",")[0] not in ("sgd", "joint")
-        }
-        for buffer in dict.fromkeys(buffered.values()) or ("none",):
-            key = (*shared, buffer)
-            setups[key] = [row for row in members if buffered.get(row.label, buffer) == buffer]
-    differing = [i for i, values in enumerate(zip(*setups, strict=True)) if len(set(values)) > 1]
-    return [_compare(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in setups.items()]
+    members: dict[tuple[str, ...], list[Row]] = {}
+    for shared, same in grouped(ranked, lambda row: tuple(str(row.settings.get(key)) for key in SETUP[:-1])).items():
+        buffers = {row.label: str(row.settings["buffer"]) for row in same if row.name not in ("sgd", "joint")}
+        for buffer in dict.fromkeys(buffers.values()) or ("none",):
+            members[(*shared, buffer)] = [row for row in same if buffers.get(row.label, buffer) == buffer]
+    differing = [i for i, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
+    return [_setup(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in members.items()]
 
 
-def _compare(setup: str, rows: list[Row]) -> Comparison:
+def _setup(name: str, rows: list[Row]) -> Setup:
     fpf, k_fpf, own = (
-        {row.settings["method"]: _result(row) for row in rows if family(row.label) == name}
-        for name in ("fpf", "k-fpf", "alone")
+        {row.settings["method"]: _result(row) for row in rows if family(row.label) == repair}
+        for repair in ("fpf", "k-fpf", "alone")
     )
-    own = {method: result._replace(name=_name(method)) for method, result in own.items()}
     unrepaired = {method: before for method, after in fpf.items() if (before := _before(after.row))}
-    alone = unrepaired | own
+    alone = unrepaired | {method: result._replace(name=_name(method)) for method, result in own.items()}
     replays = sorted((alone[method] for method in REPLAY if method in alone), key=lambda replay: replay.accuracy)[-2:]
     replays.sort(key=lambda replay: replay.flops)
     base = alone.get("sgd") or next(iter(replays), None)
     best = _best([*fpf.values(), *k_fpf.values()])
-    return Comparison(setup, rows, fpf, own | unrepaired, _best(k_fpf.values()), best, alone, replays, base)
+    return Setup(name, rows, alone, fpf, _best(k_fpf.values()), best, replays, base)
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Return a paragraph per setup on what repair brings and what it costs; of many setups, the largest with repair."""
-    compared = comparisons(rows)
-    largest = sorted(compared, key=lambda comparison: (comparison.repaired is None, -len(comparison.rows)))
-    return [_paragraph(comparison) for comparison in compared if comparison in largest[:PARAGRAPHS]]
+    found = setups(rows)
+    largest = sorted(found, key=lambda setup: (setup.repaired is None, -len(setup.rows)))
+    return [_paragraph(setup) for setup in found if setup in largest[:PARAGRAPHS]]
 
 
-def _paragraph(comparison: Comparison) -> str:
-    setup, rows, fpf, before, k_fpf, best, alone, replays, base = comparison
-    sgd, joint, sentences = alone.get("sgd"), alone.get("joint"), []
-    if sgd:
+def _paragraph(setup: Setup) -> str:
+    alone, sentences = setup.alone, []
+    if sgd := alone.get("sgd"):
         sentences.append(f"Plain SGD ends at {sgd.accuracy:.1f} %.")
-    if after := fpf.get("sgd"):
-        repairing, outcome = (
-            f"Repairing {_share(after)} of its parameters",
-            _outcome(before.get("sgd"), after, "brings it to"),
-        )
-        sentences.append(f"{repairing} afterwards (FPF) {outcome}{_cost(after, base)}.")
-    if k_fpf:
-        repairing, outcome = f"Repairing {_share(k_fpf)} of the parameters", _outcome(sgd, k_fpf, "reaches")
-        sentences.append(f"{repairing} at intervals ({k_fpf.name}) {outcome}{_cost(k_fpf, base)}.")
-    if replays:
-        ends = [f"{replay.accuracy:.1f} % ({replay.name}{_cost(replay, base)})" for replay in replays]
-        sentences.append(f"Replay at every step ends at {' and '.join(ends)}.")
-    if after := _best(result for method, result in fpf.items() if method != "sgd"):
-        method = after.row.settings["method"]
-        old = before.get(method)
-        outcome = _outcome(old, after, f"brings it from {old.accuracy:.1f} % to" if old else "")
-        repairing = f"Repairing {_share(after)} of the parameters after {_name(method)} (FPF)"
-        sentences.append(f"{repairing} {outcome}{_cost(after, old or base)}.")
-    changes = [_change(before[method], after) for method, after in fpf.items() if method in before]
-    if len(changes) > 2 and all(len(after.accuracies) > 1 for after in fpf.values()):
-        sentences.append(f"FPF helps {sum(c > 0 for c in changes)} of {len(changes)} methods beyond noise.")
-    if best is None:
-        top = f"{rows[-1].label} with {rows[-1].accuracy:.1f} %"
-        sentences.append(f"No row is repaired; the best of {len(rows)} is {top}.")
-    if joint:
-        change = _change(best, joint) if best else 0.0
-        against = f"{abs(change):.1f} points {'above' if change > 0 else 'below'}" if change else "within noise of"
-        against = f", {against} {best.name}" if best else ""
-        sentences.append(f"Training on all tasks at once (joint) ends at {joint.accuracy:.1f} %{against}.")
-    if len({row.label.split(",")[0] for row in rows}) < len(rows):
-        sentences.append("Of several settings of a method, the best row counts.")
-    if any(len(row.records) == 1 for row in rows):
+    others = _best(result for method, result in setup.fpf.items() if method != "sgd")
+    for after in filter(None, (setup.fpf.get("sgd"), others, setup.k_fpf)):
+        when, before = "at intervals" if after is setup.k_fpf else "afterwards", setup.before(after)
+        repairing = f"Repairing {_share(after)} of the parameters {when} ({after.name})"
+        sentences.append(_sentence(repairing, after, before, before or setup.base))
+    for replay in setup.replays:
+        sentences.append(_sentence(f"Replay at every step ({replay.name})", replay, base=setup.base))
+    if gdumb := alone.get("gdumb"):
+        sentences.append(_sentence("Training on the buffer alone (GDumb)", gdumb))
+    if setup.repaired is None:
+        top = setup.rows[-1]
+        sentences.append(f"No row is repaired; the best of {len(setup.rows)} is {top.label} with {top.accuracy:.1f} %.")
+    if joint := alone.get("joint"):
+        sentences.append(_sentence("Training on all tasks at once (joint)", joint, setup.repaired))
+    if any(len(row.records) == 1 for row in setup.rows):
         sentences.append("Rows without ± are single runs, whose noise is unknown.")
-    return (f"{setup[0].upper()}{setup[1:]}: " if setup else "") + " ".join(sentences)
+    return (f"{setup.name[0].upper()}{setup.name[1:]}: " if setup.name else "") + " ".join(sentences)
 
 
 def cards(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
@@ -132,24 +111,22 @@ def cards(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
 
     The first is about the best repaired row. The others are about FPF after plain SGD, else the best FPF, else k-FPF.
     """
-    repaired = [(comparison.repaired, comparison) for comparison in comparisons(rows) if comparison.repaired]
+    repaired = [(setup.repaired, setup) for setup in setups(rows) if setup.repaired]
     if not repaired:
         return []
-    best, comparison = max(repaired, key=lambda pair: pair[0].accuracy)
-    fpf, where = comparison.fpf, f", {comparison.setup}" if comparison.setup else ""
-    after = fpf.get("sgd") or _best(fpf.values()) or best
-    before = comparison.before.get(after.row.settings["method"])
+    best, setup = max(repaired, key=lambda pair: pair[0].accuracy)
+    after = setup.fpf.get("sgd") or _best(setup.fpf.values()) or best
     accuracy = plus_minus(best.row.accuracies, len(best.row.records), 1)
-    shown = [("Best accuracy with repair", f"{accuracy} %", f"{best.name}{where}")]
-    if before:
+    shown = [("Best accuracy with repair", f"{accuracy} %", best.name)]
+    if before := setup.before(after):
         gain = f"{after.accuracy - before.accuracy:+.1f} points".replace("-", "\N{MINUS SIGN}")
-        noise = "" if _change(before, after) else "; within noise"
-        shown.append(("Gain by repair", gain, f"{after.name} compared with {before.name} alone{where}{noise}"))
-    shown.append(("Parameters repaired", _share(after), f"{after.name}{where}"))
-    if (base := next(iter(comparison.replays), comparison.base)) and base.flops:
-        title = f"Compute compared with {'replay' if comparison.replays else base.name}"
-        shown.append((title, f"{after.flops / base.flops:.2f} ×", f"{after.name} compared with {base.name}{where}"))
-    return shown
+        noise = "" if _change(before, after) else ", within noise"
+        shown.append(("Gain by repair", gain, f"{after.name} compared with {before.name} alone{noise}"))
+    shown.append(("Parameters repaired", _share(after), after.name))
+    if (base := next(iter(setup.replays), setup.base)) and base.flops:
+        title = f"Compute compared with {'replay' if setup.replays else base.name}"
+        shown.append((title, f"{after.flops / base.flops:.2f} ×", f"{after.name} compared with {base.name}"))
+    return [(title, value, ", ".join(filter(None, (note, setup.name)))) for title, value, note in shown]
 
 
 def _best(results: Iterable[Result]) -> Result | None:
@@ -157,16 +134,16 @@ def _best(results: Iterable[Result]) -> Result | None:
 
 
 def _result(row: Row) -> Result:
-    return Result(row.label.split(",")[0], row, [record.accuracy for record in row.records], round(row.tflops * 1e12))
+    return Result(row.name, row, [record.accuracy for record in row.records], row.tflops * 1e12)
 
 
 def _before(row: Row) -> Result | None:
     """Return what the runs of a row were before FPF, if that was recorded."""
-    accuracies = [mean(record.before_finetuning) for record in row.records if record.before_finetuning]
+    recorded = [record.before_finetuning for record in row.records if record.before_finetuning]
+    if family(row.label) != "fpf" or len(recorded) < len(row.records):
+        return None
     flops = mean(sum(record.flops.values()) - record.flops.get("finetune", 0) for record in row.records)
-    return (
-        Result(_name(row.settings["method"]), row, accuracies, flops) if len(accuracies) == len(row.records) else None
-    )
+    return Result(_name(row.settings["method"]), row, [mean(accuracies) for accuracies in recorded], flops)
 
 
 def _name(method: str) -> str:
@@ -174,17 +151,20 @@ def _name(method: str) -> str:
 
 
 def _share(result: Result) -> str:
-    share = 100 * result.row.share
-    return f"{share:.{2 if share < 1 else 1 if share < 10 else 0}f} %"
+    return f"{100 * result.row.share:.3g} %"
 
 
-def _cost(result: Result, base: Result | None) -> str:
-    """Return a phrase on the FLOPs of a result: relative to another result if there is one, which may be itself."""
-    if base is None or not base.flops or result == base:
-        return "" if base else f", at {si_prefix(result.flops)}FLOPs"
-    ratio = result.flops / base.flops
-    of = "" if base.name == "plain SGD" else f" of {base.name}"
-    return f", at {ratio:.{2 if ratio < 1.1 else 1}f} times the compute{of}"
+def _sentence(what: str, result: Result, other: Result | None = None, base: Result | None = None) -> str:
+    """Return a sentence on an accuracy, how it compares with another, and the FLOPs relative to a third result."""
+    text = f"{what} reaches {result.accuracy:.1f} %"
+    if other:
+        change = _change(other, result)
+        points = f"{abs(change):.1f} points {'above' if change > 0 else 'below'}" if change else "within noise of"
+        text += f", {points} {other.name}"
+    if base and base.flops and result != base:
+        text += f", at {result.flops / base.flops:.3g} times the compute"
+        text += "" if base.name == "plain SGD" else f" of {base.name}"
+    return f"{text}."
 
 
 def _change(before: Result, after: Result) -> float:
@@ -197,12 +177,3 @@ def _change(before: Result, after: Result) -> float:
     if before.row is after.row:
         samples = [[new - old for old, new in zip(*samples, strict=True)]]
     return change if abs(change) > 2 * hypot(*(mean_std(sample).std / sqrt(len(sample)) for sample in samples)) else 0.0
-
-
-def _outcome(before: Result | None, after: Result, better: str) -> str:
-    """Return where a repair ends, in words that depend on whether it helps."""
-    change = _change(before, after) if before else 0.0
-    if change > 0:
-        return f"{better} {after.accuracy:.1f} %"
-    against = f", {'below' if change else 'within noise of'} {before.name} ({before.accuracy:.1f} %)" if before else ""
-    return f"ends at {after.accuracy:.1f} %{against}"
