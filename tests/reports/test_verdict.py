@@ -18,7 +18,8 @@ def row(records):
             label,
             tuple(
                 dataclasses.replace(
-                    records[0], label=label, settings={**common, "seed": seed}, accuracy=accuracy, share=share,
+                    records[0], id=f"{label}-{seed}", label=label, accuracy=accuracy, share=share,
+                    settings={**common, "seed": seed},
                     flops={"train": flops} if before is None else {"train": flops - 100, "finetune": 100},
                     before_finetuning=None if before is None else [before[seed]],
                 )
@@ -39,9 +40,9 @@ def test_the_verdict_compares_repair_with_sgd_and_replay(row):
     ]
     assert verdict(rows) == [
         "Plain SGD ends at 19.0 %. Repairing 6 % of the parameters afterwards (fpf+sgd) reaches 83.0 %, 64.0 points "
-        "above plain SGD, at 1.1 times the compute. Replay at every step (ER) reaches 80.0 %, at 2 times the compute. "
-        "Training on the buffer alone (GDumb) reaches 67.8 %. Training on all tasks at once (joint) reaches 95.0 %, "
-        "12.0 points above fpf+sgd."
+        "above plain SGD, at 1.10 times the compute. Replay at every step (ER) reaches 80.0 %, at 2.00 times the "
+        "compute. Training on the buffer alone (GDumb) reaches 67.8 %. Training on all tasks at once (joint) reaches "
+        "95.0 %, 12.0 points above fpf+sgd."
     ]
     assert cards(rows) == [
         ("Best accuracy with repair", "83.0 ± 1.4 %", "fpf+sgd"),
@@ -53,7 +54,7 @@ def test_the_verdict_compares_repair_with_sgd_and_replay(row):
 
 def test_a_repair_that_does_not_help_is_said_not_to(row):
     worse = [row("sgd", [30.0, 30.0], 1000), row("fpf+sgd", [20.0, 20.0], 1500, share=0.001)]
-    assert "(fpf+sgd) reaches 20.0 %, 10.0 points below plain SGD, at 1.5 times the compute." in verdict(worse)[0]
+    assert "(fpf+sgd) reaches 20.0 %, 10.0 points below plain SGD, at 1.50 times the compute." in verdict(worse)[0]
     assert cards(worse)[1][1] == "−10.0 points"
     noisy = [row("sgd", [10.0, 30.0], 1000), row("fpf+sgd", [15.0, 35.0], 1500, share=0.001)]
     assert (
@@ -66,7 +67,7 @@ def test_a_repair_that_does_not_help_is_said_not_to(row):
 def test_a_repair_is_compared_run_by_run_with_what_it_repaired(row):
     rows = [row("fpf+er", [52.0, 72.0], 1100, share=0.25, before=[50.0, 70.0])]  # 2 points more in every run
     assert verdict(rows) == [
-        "Repairing 25 % of the parameters afterwards (fpf+er) reaches 62.0 %, 2.0 points above ER, at 1.1 times the "
+        "Repairing 25 % of the parameters afterwards (fpf+er) reaches 62.0 %, 2.0 points above ER, at 1.10 times the "
         "compute of ER. Replay at every step (ER) reaches 60.0 %."
     ]
 
@@ -85,13 +86,13 @@ ALL = "Repairing 100 % of the parameters"
         (["k-fpf-ce"], f"{ALL} at intervals (k-fpf-ce) reaches 50.0 %."),
         (
             ["er", "k-fpf-ce"],
-            f"{ALL} at intervals (k-fpf-ce) reaches 50.0 %, at 1 times the compute of ER. "
+            f"{ALL} at intervals (k-fpf-ce) reaches 50.0 %, at 1.00 times the compute of ER. "
             "Replay at every step (ER) reaches 50.0 %.",
         ),
         (
-            ["derpp", "er", "fpf+er"],
-            f"{ALL} afterwards (fpf+er) reaches 50.0 %, within noise of ER, at 1 times the compute of ER. Replay at "
-            "every step (ER) reaches 50.0 %. Replay at every step (DER++) reaches 50.0 %, at 1 times the compute of "
+            ["er", "derpp", "fpf+er"],
+            f"{ALL} afterwards (fpf+er) reaches 50.0 %, within noise of ER, at 1.00 times the compute of ER. Replay at "
+            "every step (ER) reaches 50.0 %. Replay at every step (DER++) reaches 50.0 %, at 1.00 times the compute of "
             "ER.",
         ),
     ],

@@ -45,7 +45,10 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     rows = table_rows(records)
     looks, best = svg.row_styles(rows), best_rows(rows)
     lines = [_line(row, looks[row.label], f"{anchor}-{number}", row in best) for number, row in enumerate(rows)]
+    several = [row for row in sorted(rows, key=lambda row: -row.accuracy) if len(row.records[0].accuracy_matrix) > 1]
     unrepaired = any(r.settings["repair"] != "none" and not r.settings.get("anytime") for r in records)
+    profiled, limits = profile_row(rows) or rows[0], thresholds(rows)
+    mixed = profiled.settings["repair"] == "k-fpf"
     named = min(len(rows), svg.NAMED)
     below = [f"{label} {accuracy:.1f} %" for label, accuracy in svg.far_below(rows).items()]
     below[5:] = [f"and {len(below) - 5} more"] if len(below) > 5 else []
@@ -66,8 +69,16 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         below=f" Far below the others: {escape(', '.join(below))}." if below else "",
         anytime=svg.anytime(rows, looks),
         cost=svg.cost(rows, looks),
-        profile=_profile(rows),
-        matrices=_matrices(rows),
+        profile=svg.profile(profiled.sensitivity, limits),
+        dynamics=svg.dynamics(profiled.records[0], limits),
+        profiled=escape(profiled.label),
+        seed=escape(str(profiled.settings["seed"])),
+        mixed=" It includes what finetuning moved." if mixed else "",
+        matrices="".join(
+            f"<figure><figcaption>{escape(row.label)}</figcaption>{svg.matrix(row)}</figure>"
+            for row in several[:MATRICES]
+        ),
+        best=f" Of the {MATRICES} best rows." if len(several) > MATRICES else "",
         settings="".join(_settings(row, links, f"{anchor}-{number}") for number, row in enumerate(rows)),
     )
 
@@ -92,42 +103,11 @@ def _line(row: Row, look: svg.Style, anchor: str, best: bool) -> str:
     return "".join(f'<td data-v="{key}">{text}</td>' for key, text in zip(keys, texts, strict=True))
 
 
-def _profile(rows: Sequence[Row]) -> str:
-    """Return the forgetting profile of one row, and its changes over time, if a row has one."""
-    row, limits = profile_row(rows), thresholds(rows)
-    if row is None:
-        return ""
-    mixed = " It includes what finetuning moved." if row.settings["repair"] == "k-fpf" else ""
-    text = (
-        f"<figure><h2>Forgetting profile</h2>{svg.profile(row.sensitivity, limits)}<figcaption>Sensitivity S_g of each "
-        f"parameter group when the task changes, {escape(row.label)}; the mean over trainable groups is 1.{mixed} "
-        "A repair finetunes the groups above its threshold.</figcaption></figure>"
-    )
-    if over_time := svg.dynamics(row.records[0], limits):
-        text += (
-            f"<figure><h2>Change of each group</h2>{over_time}<figcaption>Mean absolute change over every epoch, "
-            f"{escape(row.label)}, seed {escape(str(row.settings['seed']))}. The colour is that of the repair which "
-            "chooses the group. Dotted lines: a task begins. Triangles: a shift was detected from the changes alone."
-            "</figcaption></figure>"
-        )
-    return text
-
-
-def _matrices(rows: Sequence[Row]) -> str:
-    """Return the accuracy matrices of the best rows that have more than one task."""
-    several = [row for row in rows if len(row.records[0].accuracy_matrix) > 1]
-    best = sorted(several, key=lambda row: -row.accuracy)[:MATRICES]
-    drawn = "".join(f"<figure><figcaption>{escape(row.label)}</figcaption>{svg.matrix(row)}</figure>" for row in best)
-    limited = f" Of the {MATRICES} best rows." if len(several) > MATRICES else ""
-    text = f"Accuracy on each task (columns) after each task (rows), mean over seeds.{limited}"
-    return f'<h2>Accuracy matrices</h2><p>{text}</p><div class="matrices">{drawn}</div>' if drawn else ""
-
-
 def _settings(row: Row, links: Mapping[str, str], anchor: str) -> str:
     """Return the settings of a row and its records, each with its accuracy and a link."""
-    settings = row.settings
+    settings = {**row.settings, **row.settings["options"]}
     shown = {k: v for k, v in settings.items() if k not in ("options", "seed") and v not in (None, [], {}, "none")}
-    text = ", ".join(f"{name} {value}" for name, value in {**shown, **settings["options"]}.items())
+    text = ", ".join(f"{name} {value}" for name, value in shown.items())
     parts = []
     for record in row.records:
         accuracy = f"{record.accuracy:.2f} %"

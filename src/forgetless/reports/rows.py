@@ -134,11 +134,8 @@ def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def best_first(records: Sequence[Record]) -> list[Record]:
     """Return the records of each stream sorted by the mean accuracy of their row, then by seed."""
-    ordered: list[Record] = []
-    for members in by_stream(records).values():
-        for row in sorted(table_rows(members), key=lambda row: -row.accuracy):
-            ordered += sorted(row.records, key=lambda record: record.settings["seed"])
-    return ordered
+    tables = [sorted(table_rows(members), key=lambda row: -row.accuracy) for members in by_stream(records).values()]
+    return [r for rows in tables for row in rows for r in sorted(row.records, key=lambda r: r.settings["seed"])]
 
 
 def profile_row(rows: Sequence[Row]) -> Row | None:

@@ -46,14 +46,9 @@ def row_styles(rows: Sequence[Row]) -> dict[str, Style]:
 
 
 def far_below(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the accuracies that would squeeze the other rows into the top of a chart.
-
-    They are below half of the best, or further below the lower quartile than three times its distance to the best.
-    """
+    """Return the accuracies below half of the best, which would squeeze the other rows into the top of a chart."""
     ranked = sorted(rows, key=lambda row: -row.accuracy)
-    best, quartile = ranked[0].accuracy, ranked[3 * len(ranked) // 4].accuracy
-    limit = max(best / 2, quartile - 3 * (best - quartile) - 5)  # 5 points, for rows that are all alike
-    return {row.label: row.accuracy for row in ranked if row.accuracy < limit}
+    return {row.label: row.accuracy for row in ranked if row.accuracy < ranked[0].accuracy / 2}
 
 
 def scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
@@ -116,6 +111,8 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
 
 def profile(sensitivity: Mapping[str, float], thresholds: Thresholds) -> str:
     """Draw S_g of each group as a bar in the colour of the repair that chooses it; bars above 5 are cut."""
+    if not sensitivity:
+        return ""
     left, top = _room(sensitivity), 8 + LINE * len(thresholds)
     bottom = top + 26 * len(sensitivity)
     longest = min(max(*sensitivity.values(), *thresholds), 5.0)
