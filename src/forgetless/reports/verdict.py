@@ -48,7 +48,8 @@ def setups(rows: Sequence[Row]) -> list[Setup]:
     for shared, same in grouped(ranked, lambda row: tuple(str(row.settings.get(key)) for key in SETUP[:-1])).items():
         buffers = {row.label: str(row.settings["buffer"]) for row in same if row.name not in ("sgd", "joint")}
         for buffer in dict.fromkeys(buffers.values()) or ("none",):
-            members[(*shared, buffer)] = [row for row in same if buffers.get(row.label, buffer) == buffer]
+            key = (*shared, buffer)
+            members[key] = [row for row in same if buffers.get(row.label, buffer) == buffer]
     differing = [i for i, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
     return [Setup(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in members.items()]
 
@@ -68,7 +69,7 @@ def _paragraph(setup: Setup) -> str:
     for after in filter(None, (setup.fpf.get("sgd"), others, setup.k_fpf)):
         when, before = "at intervals" if after is setup.k_fpf else "afterwards", setup.before(after)
         repairing = f"Repairing {_share(after)} of the parameters {when} ({_name(after)})"
-        sentences.append(_sentence(repairing, after, before, before or setup.base))
+        sentences.append(_sentence(repairing, after, before or sgd, before or setup.base))
     for replay in setup.replays:
         sentences.append(_sentence(f"Replay at every step ({_name(replay)})", replay, base=setup.base))
     if gdumb := alone.get("gdumb"):
