@@ -15,7 +15,7 @@ import transformers
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainingArguments, set_seed
 
 import forgetless
 from forgetless.integrations.huggingface import FPFCallback
@@ -79,7 +79,9 @@ def run(way: str, seed: int = 0) -> tuple[float, forgetless.FPF | None]:
         )
         for task in range(5):
             rows = ~test & (y // 2 == task)
-            Trainer(model, arguments, train_dataset=Images(x[rows], y[rows]), callbacks=callbacks).train()
+            trainer = Trainer(model, arguments, train_dataset=Images(x[rows], y[rows]), callbacks=callbacks)
+            trainer.remove_callback(PrinterCallback)  # it would print the run time of each task
+            trainer.train()
     if fpf:
         fpf.finish()
     with torch.no_grad():

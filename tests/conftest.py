@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two workers of two threads each are ten times slower
+os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"  # hosted CI is taken for a terminal, so help would have colours
 os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when it is imported
 
 import pytest

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -104,12 +106,22 @@ def ended(command, **options) -> subprocess.CompletedProcess[str]:
 
 # The server takes no path from the tests before Python 3.12, so these are modules that are installed.
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["forgetless.cli.app", "forgetless.experiments.run", "matplotlib.figure"])
+_FORKS.set_forkserver_preload(
+    ["forgetless.cli.app", "forgetless.experiments.run", "matplotlib.figure", "sklearn.datasets", "torch._dynamo"]
+)
 
 
 def command(*arguments, cwd, **environment) -> subprocess.CompletedProcess[str]:
     """``forgetless …`` in a process of its own, forked from one that has imported torch, which takes seconds."""
-    words = ["forgetless", *map(str, arguments)]
+    return _forked(["forgetless", *map(str, arguments)], cwd, environment)
+
+
+def program(file, *, cwd, **environment) -> subprocess.CompletedProcess[str]:
+    """A Python file in a process of its own, forked in the same way; ``cwd`` and the stub programs are importable."""
+    return _forked([str(file)], cwd, environment)
+
+
+def _forked(words, cwd, environment) -> subprocess.CompletedProcess[str]:
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as errors:
         process = _FORKS.Process(target=_main, args=(words, cwd, {**os.environ, **environment}, out.name, errors.name))
         process.start()
@@ -128,7 +140,13 @@ def _main(words, folder, environment, out, errors) -> None:
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = words
-    cli.main()
+    if words[0] == "forgetless":
+        cli.main()
+    else:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        sys.path[:0] = [str(folder), str(Path(__file__).parent / "programs")]
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def wait_until(condition, of: subprocess.Popen | None = None) -> None:

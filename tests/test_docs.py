@@ -15,12 +15,15 @@ from forgetless.experiments import record
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import tomllib
+from forgetless.repair.settings import Finetune, Memory, Tracking
 from helpers import command
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 RECORDS = ROOT / "benchmarks" / "records"
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("notebooks/*.ipynb")]
+)
 
 
 def benchmark_record(name):
@@ -69,6 +72,38 @@ def test_readme_accuracies_match_the_record():
     assert [(float(mean), float(std)) for mean, std in shown] == [
         (round(row["mean"], 1), round(row["std"], 1)) for row in rows
     ]
+
+
+@pytest.mark.parametrize("page", ["index", "tutorial"])
+def test_site_accuracies_match_the_record(page):
+    means = [round(row["mean"], 1) for row in benchmark_record("digits.json")["accuracy_percent"].values()]
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    assert all(str(mean) in text for mean in means[:3])  # plain SGD, FPF, k-FPF
+
+
+def test_site_cost_of_observe_matches_the_records():
+    names = ("resnet18-cpu", "resnet18-h200", "mlp-cpu")
+    percents = [benchmark_record(f"observe-{name}.json")["overhead_percent"] for name in names]
+    text = (ROOT / "docs" / "loop.md").read_text()
+    assert all((f"{percent:.1f} %" if percent < 1 else f"{percent:.0f} %") in text for percent in percents)
+
+
+def test_api_page_states_the_defaults_of_fpf():
+    settings = {**vars(Memory()), **vars(Tracking()), **vars(Finetune())}
+    (sentence,) = re.findall(r"^The defaults of `FPF`.*$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    shown = dict(re.findall(r"`(\w+)` \"?(\w+)", sentence.partition(":")[2]))
+    assert len(shown) == 6
+    assert shown == {name: str(settings[name]) for name in shown}
+
+
+@pytest.mark.parametrize("page", ["faq", "method"])
+def test_quoted_decimals_appear_on_a_linked_page(page):
+    text = re.sub(r"^(```|\$\$).*?^(```|\$\$)$", "", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.M | re.S)
+    for paragraph in text.split("\n\n"):
+        linked = {ROOT / "docs" / name for name in re.findall(r"\]\(([\w-]+\.md)", paragraph)}
+        shown = [float(number) for file in linked for number in re.findall(r"\d+\.\d+", file.read_text())]
+        for number in re.findall(r"(?<!`)\b\d+\.\d(?= ?%| points)", paragraph):
+            assert float(number) in {round(value + 1e-9, 1) for value in shown}, f"{number} in {paragraph!r}"
 
 
 @pytest.mark.parametrize(("name", "shown"), [("resnet18-cpu", "0.3 %"), ("resnet18-h200", "12 %"), ("mlp-cpu", "43 %")])

@@ -26,6 +26,7 @@ STEPS = {"sgd": "SGD", "er": "ER", "derpp": "DER++", "finetuning": "finetuning"}
 
 def draw_all() -> None:
     """Draw every picture into docs/."""
+    draw_example()
     draw_speed()
     draw_cost("seq-cifar10", 500, "accuracy-cost", joint=True)
     for stream, buffer in COLUMNS:
@@ -38,6 +39,41 @@ def draw_all() -> None:
     draw_buffer_epochs()
     draw_batch_norm()
     draw_filters()
+
+
+def draw_example() -> None:
+    """Draw the accuracy of the README's example on the old and the new data, until after the repair."""
+    recorded = benchmark_record("picture.json")
+    steps, every, runs = recorded["steps"], recorded["every"], recorded["runs"]
+    figure, axes = canvas(3.4)
+    figure.set_figwidth(8.4)
+    places = [every * index for index in range(len(runs[0]["curve"]))]
+    repaired = places[-1] + 300
+    for index, (label, place) in enumerate({"old data: digits": (620, 93), "new data: negatives": (1520, 93)}.items()):
+        shade = (GREY, "#b9c0cb")[index]
+        curve = [mean(run["curve"][position][index] for run in runs) for position in range(len(places))]
+        after = mean(run["repaired"][index] for run in runs)
+        axes.plot(places, curve, color=shade, linewidth=2)
+        axes.plot([places[-1], repaired], [curve[-1], after], color=BLUE, linewidth=2.4, marker="o", markersize=6)
+        axes.text(*place, label, color=GREY, ha="center")
+    before, after = (
+        mean(values) for values in zip(*((r["curve"][-1][0], r["repaired"][0]) for r in runs), strict=True)
+    )
+    axes.axvline(steps, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
+    axes.text(steps / 2, 106, "training on digits", ha="center")
+    axes.text(1.5 * steps, 106, "training on their negatives", ha="center")
+    axes.text((places[-1] + repaired) / 2, 106, "repair", color=BLUE, weight="bold", ha="center")
+    axes.text(1120, 14, "plain training forgets the digits", color=GREY, weight="bold")
+    axes.text(
+        1230, 46,
+        f"FPF repairs {100 * runs[0]['share']:.0f} % of the parameters\n"
+        f"from 100 stored images: {before:.0f} % → {after:.0f} %,\n"
+        f"at {runs[0]['compute']:.1f} times the compute of plain\ntraining (replay at every step: 2 times)",
+        va="center", color=BLUE, linespacing=1.5,
+    )  # fmt: skip
+    axes.set(xlim=(0, repaired + 20), ylim=(-2, 102), ylabel="held-out accuracy, %", xlabel="training steps")
+    axes.set_xticks([0, steps // 2, steps, steps + steps // 2, 2 * steps])
+    save(figure, "picture")
 
 
 def draw_speed() -> None:

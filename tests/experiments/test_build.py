@@ -6,7 +6,7 @@ import torch
 
 from forgetless.config import catalogue
 from forgetless.experiments.build import build_method, build_network, build_stream
-from forgetless.experiments.checkpoint import user_code
+from forgetless.experiments.finished import user_code
 from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
 from forgetless.methods import setting
@@ -68,6 +68,8 @@ def test_the_checksum_of_user_code_follows_its_file(user_module, monkeypatch):
     before = user_code(settings)
     with user_module.open("a") as file:
         file.write("# changed\n")
+    assert user_code(settings) == before  # this process has imported the file as it was
+    del sys.modules["own_parts"]
     after = user_code(settings)
     assert set(before) == set(after) == set(names)
     assert all(after[name] != before[name] for name in names)

@@ -208,9 +208,6 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         check({**expected, "torch": "1"}, expected, tmp_path)
     with pytest.warns(UserWarning, match="was written with forgetless 1.0, this is 1.1: .* results may differ"):
         check({**expected, "forgetless": "1.0"}, expected, tmp_path)
-    own = {**expected, "code": {"mine:Method": "12"}}
-    with pytest.warns(UserWarning, match="before the file of mine:Method changed: the run mixes both"):
-        check({**expected, "code": {"mine:Method": "34"}}, own, tmp_path)
 
 
 def test_the_checksum_of_data_covers_labels_and_images():

@@ -14,7 +14,6 @@ from forgetless.reports.rows import (
     latex_table,
     pareto_front,
     profile_row,
-    si_prefix,
     table_rows,
 )
 
@@ -26,23 +25,6 @@ def test_rows_are_mean_and_deviation_over_seeds(records):
     assert row.std == pytest.approx(2.8284, abs=1e-3)
     assert cells(row)[:2] == ["sgd", "62.0 ± 2.8"]
     assert cells(table_rows([first])[0])[1] == "60.0"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (5, "5"),
-        (1300, "1.3 k"),
-        (6.58e8, "658 M"),
-        (1.67e16, "16.7 P"),
-        (999_600, "1 M"),
-        (0.02, "0.02"),
-        (1e18, "1 E"),
-    ],
-)
-def test_large_numbers_have_a_unit_prefix(value, text):
-    assert si_prefix(value) == text
 
 
 def test_other_settings_make_another_row(records):

@@ -16,8 +16,9 @@ import typer
 import forgetless
 from forgetless.cli.data import data
 from forgetless.cli.demo import demo
-from forgetless.cli.options import PASS_THROUGH
-from forgetless.cli.output import print_line, print_remark, print_table
+from forgetless.cli.list import list_names
+from forgetless.cli.options import OWN_SETTINGS, PASS_THROUGH
+from forgetless.cli.output import print_error, print_line
 from forgetless.cli.report import report
 from forgetless.cli.reproduce import reproduce
 from forgetless.cli.run import resume, run
@@ -30,7 +31,10 @@ from forgetless.data.readers.files import DataError
 INTERRUPTED = 130
 ClickException: Any = typer.BadParameter.__mro__[2]  # typer exports no name for the base class of its errors
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
 
 
 @app.callback(invoke_without_command=True)
@@ -43,56 +47,50 @@ def _global_options(
         raise typer.Exit
 
 
-@app.command("list")
-def list_names() -> None:
-    """List the streams, methods and networks."""
-    for kind, entries in catalogue.TABLES.items():
-        print_table((f"{kind}s", ""), ((name, entry.summary) for name, entry in entries.items()))
-    print_line("A path to your own object, package.module:object, is valid wherever a name is.")
-
-
-app.command(context_settings=PASS_THROUGH)(run)
-app.command()(resume)
-app.command()(demo)
-app.command()(sweep)
-app.command(context_settings=PASS_THROUGH)(search)
-app.command()(reproduce)
-app.command()(report)
-app.add_typer(data, name="data")
+app.command(rich_help_panel="Train", context_settings=PASS_THROUGH, epilog=OWN_SETTINGS)(run)
+app.command(rich_help_panel="Train")(resume)
+app.command(rich_help_panel="Train")(sweep)
+app.command(rich_help_panel="Train", context_settings=PASS_THROUGH, epilog=OWN_SETTINGS)(search)
+app.command(rich_help_panel="Train")(reproduce)
+app.command(rich_help_panel="Train")(demo)
+app.command("list", rich_help_panel="Look up")(list_names)
+app.command(rich_help_panel="Look up")(report)
+app.add_typer(data, name="data", rich_help_panel="Look up")
 
 
 def main() -> None:
     """Run the command line. A mistake of the user ends with one line that says what would be right."""
     catalogue.find_modules_here()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers send SIGTERM; treat it as Ctrl-C
-    warnings.showwarning = lambda message, *_: print_remark(f"warning: {message}")
+    warnings.showwarning = lambda message, *_: print_error(f"warning: {message}")
     try:
         code = app(standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
-        print_remark(f"error: {error}")
+        print_error(f"error: {error}")
         _print_frames(user_frames(error.__cause__) if error.__cause__ else [])
         sys.exit(2)
     except ClickException as error:
-        shows_help = type(error).__name__ == "NoArgsIsHelpError"
-        print_remark(error.format_message() if shows_help else f"error: {_usage_message(error)}")
+        if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help
+            print_error(f"error: {_usage_message(error)}")
         sys.exit(2)
     except Exception as error:  # user code may raise anything; an error of the library keeps its traceback
         if not (frames := blamed_frames(error)):
             raise
-        print_remark(f"error: {type(error).__name__}: {error}")
+        print_error(f"error: {type(error).__name__}: {error}")
         _print_frames(frames)
         sys.exit(1)
     if code == INTERRUPTED:
-        print_remark("interrupted; the same command resumes from the records and checkpoints")
+        command = "the same command without --force" if "--force" in sys.argv else "the same command"
+        print_error(f"interrupted; {command} resumes from the records and checkpoints")
     sys.exit(code)
 
 
 def _print_frames(frames: list[traceback.FrameSummary]) -> None:
     """Print where in the user's own files an error was raised."""
     for frame in frames:
-        print_remark(f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
+        print_error(f"  {frame.filename}, line {frame.lineno}, in {frame.name}: {frame.line}")
 
 
 def _usage_message(error: Any) -> str:

@@ -7,12 +7,16 @@ from typing import Annotated
 
 import typer
 
-from forgetless.cli.output import print_line, print_table
+from forgetless.cli.completion import complete_from
+from forgetless.cli.options import Quiet
+from forgetless.cli.output import print_line, print_note, print_table
 from forgetless.config import catalogue
+from forgetless.config.units import quantity
 from forgetless.data.download import SOURCES, get, problems
 from forgetless.data.readers.files import data_folder
 
-data = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, download and check the data sets.")
+data = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="List, download and check the data sets.")
+complete_data = complete_from({name: source.summary for name, source in SOURCES.items()})
 
 
 @data.command("list")
@@ -22,25 +26,33 @@ def list_data() -> None:
     for name, source in SOURCES.items():
         present = [path.exists() for path in _paths(name)]
         state = "yes" if all(present) else "in part" if any(present) else "no"
-        lines.append((name, source.summary, str(source.megabytes), state))
-    print_table(("name", "what", "MB", "here"), lines)
+        lines.append((name, source.summary, quantity(source.megabytes * 1e6, "B"), state))
+    print_table(("name", "what", "size", "here"), lines)
     print_line(f"folder: {data_folder()} (FORGETLESS_DATA sets another)")
 
 
 @data.command("get")
-def get_data(names: Annotated[list[str], typer.Argument(help="Names from `forgetless data list`.")]) -> None:
+def get_data(
+    names: Annotated[
+        list[str], typer.Argument(help="Names from `forgetless data list`.", autocompletion=complete_data)
+    ],
+    quiet: Quiet = False,
+) -> None:
     """Download data sets that are missing or damaged."""
     for name in names:
         if _defects(name):
-            get(name, data_folder())
+            get(name, data_folder(), progress=not quiet)
         if defects := _defects(name):
             raise ValueError(f"{name}: {defects}")
-        print_line(f"{name}: complete, in {data_folder()}")
+        print_note(f"{name}: complete, in {data_folder()}")
 
 
 @data.command("check")
 def check_data(
-    names: Annotated[list[str] | None, typer.Argument(help="Default: every data set on this machine.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Default: every data set on this machine.", autocompletion=complete_data),
+    ] = None,
 ) -> None:
     """Compare the files of data sets with their published checksums."""
     complete = True

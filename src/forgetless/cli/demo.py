@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from forgetless.cli.options import Out
-from forgetless.cli.output import SweepProgress, print_line, print_rows
+from forgetless.cli.options import Out, Quiet
+from forgetless.cli.output import print_note, print_rows
+from forgetless.cli.progress import SweepProgress
 from forgetless.experiments import record
+from forgetless.experiments.checks import check_runs
+from forgetless.experiments.labels import labels
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.storage import read_toml, write_whole
 from forgetless.experiments.sweep import sweep
@@ -19,11 +22,15 @@ PLAN = Path(__file__).with_name("demo.toml")
 
 
 def demo(
-    out: Out = Path("forgetless-demo"), seeds: Annotated[int, typer.Option(min=1, help="Seeds per method.")] = 3
+    out: Out = Path("forgetless-demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds per method.")] = 3,
+    quiet: Quiet = False,
 ) -> None:
     """Train methods with and without FPF on the digits, in under a minute; print a table and write a page."""
     runs = expand_plan({**read_toml(PLAN), "seeds": seeds})
-    with SweepProgress(len(runs)) as progress:
+    check_runs(runs, out)
+    names = labels([run.settings for run in runs])
+    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
         for event in sweep(runs, out):
             progress.show(event)
     if progress.failed:
@@ -33,4 +40,4 @@ def demo(
     file = out / "report.html"
     links = {finished.id: f"{finished.id}/{record.NAME}" for finished in records}
     write_whole(page.html(records, "Digits in four views", links).encode(), file)
-    print_line(f"page: {file}\nrecords: {out}")
+    print_note(f"page: {file}\nrecords: {out}")

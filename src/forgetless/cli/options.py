@@ -9,23 +9,64 @@ from typing import Annotated, Any
 
 import typer
 
+from forgetless.cli.completion import complete_choices, complete_names
+from forgetless.cli.output import silence
 from forgetless.config.fields import Setting, settings_of
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.settings import method_settings, run_settings
+from forgetless.repair.settings import Finetune
 
 EXECUTION = settings_of(Execution)
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}  # a method's own settings
+OWN_SETTINGS = "The method's own settings are options too; `forgetless list METHOD` shows them."
+PANELS = ("Training", "Buffer", "Repair", "Execution", "Output")  # of the help, in their order
 
-Stream = Annotated[str, typer.Argument(help=run_settings()["stream"].help)]
-Method = Annotated[str, typer.Argument(help=run_settings()["method"].help)]
-Out = Annotated[
-    Path, typer.Option(parser=record.folder, metavar="FOLDER", help="Folder of the records, or an object store's URL.")
+Stream = Annotated[
+    str, typer.Argument(help=run_settings()["stream"].help, autocompletion=complete_names("stream"), show_default=False)
 ]
-Fpf = Annotated[bool, typer.Option("--fpf", help="Repair the sensitive groups once, at the end (FPF).")]
-KFpf = Annotated[bool, typer.Option("--k-fpf", help="Also repair them during training (k-FPF).")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the record as one line of JSON, and nothing else.")]
-Formats = Annotated[str, typer.Option(help="Formats of the figures: png, svg, pdf, separated by commas.")]
+Method = Annotated[
+    str, typer.Argument(help=run_settings()["method"].help, autocompletion=complete_names("method"), show_default=False)
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        parser=record.folder, metavar="FOLDER", rich_help_panel="Output",
+        help="Folder of the records, or an object store's URL.",
+    ),
+]  # fmt: skip
+Fpf = Annotated[
+    bool, typer.Option("--fpf", rich_help_panel="Repair", help="Repair the sensitive groups once, at the end (FPF).")
+]
+KFpf = Annotated[
+    bool, typer.Option("--k-fpf", rich_help_panel="Repair", help="Also repair them during training (k-FPF).")
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel="Output", help="Print the record as one line of JSON, and nothing else."),
+]
+Formats = Annotated[
+    str,
+    typer.Option(rich_help_panel="Output", help="Formats of the figures: png, svg, pdf, separated by commas."),
+]
+Force = Annotated[
+    bool,
+    typer.Option("--force", rich_help_panel="Execution", help="Run again although there is a record."),
+]
+
+
+def _set_quiet(quiet: bool) -> bool:
+    if quiet:
+        silence()
+    return quiet
+
+
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet", "-q", callback=_set_quiet, rich_help_panel="Output", help="Print only the result, without progress.",
+    ),
+]  # fmt: skip
 
 
 def settings_except(names: Collection[str]) -> dict[str, Setting]:
@@ -39,7 +80,9 @@ def with_options(settings: Mapping[str, Setting]) -> Callable[[Callable[..., Non
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         written = list(signature.parameters.values())[:-1]
-        parameters = [*written, *(_option(name, declared) for name, declared in settings.items())]
+        generated = [_option(name, declared) for name, declared in settings.items()]
+        parameters = sorted([*written, *generated], key=_position)
+        parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return command
@@ -91,7 +134,27 @@ def _parse_rest(words: Sequence[str], method: str) -> dict[str, Any]:
 
 def _option(name: str, declared: Setting) -> inspect.Parameter:
     """Return the parameter for one setting; its default ``None`` means that it was not given."""
-    flag = f"--{name.replace('_', '-')}"
     kind = declared.kinds[0] if declared.kinds[0] in (bool, int, float) and len(declared.kinds) == 1 else str
-    annotation: Any = Annotated[kind | None, typer.Option(flag, help=declared.help, show_default=False)]
+    completer = complete_names("network") if name == "network" else complete_choices(declared.choices)
+    option = typer.Option(
+        f"--{name.replace('_', '-')}", help=declared.help, show_default=False, rich_help_panel=_panel(name),
+        autocompletion=completer if name == "network" or declared.choices else None,
+    )  # fmt: skip
+    annotation: Any = Annotated[kind | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _panel(name: str) -> str:
+    """Return the panel of the help that shows a setting."""
+    if name in {declared.option for declared in settings_of(Finetune).values() if declared.recorded != "never"}:
+        return "Repair"
+    if name in EXECUTION or name in ("device", "precision"):
+        return "Execution"
+    return {"buffer": "Buffer", "policy": "Buffer", "replay": "Buffer", "log": "Output"}.get(name, "Training")
+
+
+def _position(parameter: inspect.Parameter) -> int:
+    """Return where a parameter stands: arguments first, then the options in the order of their panels."""
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    panel = getattr(metadata[0], "rich_help_panel", None) if metadata else None
+    return PANELS.index(panel) + 1 if panel in PANELS else 0

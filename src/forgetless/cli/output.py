@@ -1,39 +1,65 @@
-"""What the commands print: tables, progress and remarks."""
+"""What the commands print: results, notes, remarks and errors.
+
+Results go to stdout. Notes (where a file is) go to stdout and remarks to stderr; ``--quiet`` leaves both out. Errors
+and warnings always go to stderr.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import final
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from forgetless.experiments import record
-from forgetless.experiments.jobs import RunStarted
 from forgetless.experiments.record import Record
-from forgetless.experiments.sweep import RunFailed, SweepEvent
 from forgetless.reports import rows
 
-stdout = Console(markup=False, emoji=False, highlight=False)  # folder names may look like markup
-stderr = Console(stderr=True, markup=False, emoji=False, highlight=False)
-BAR = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+
+def _console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)  # folder names may look like markup
+
+
+results, notes = _console(), _console()
+remarks, errors = _console(stderr=True), _console(stderr=True)
+
+
+def silence() -> None:
+    """Print only results, errors and warnings from now on."""
+    notes.quiet = remarks.quiet = True
 
 
 def print_line(text: str) -> None:
-    """Print text without breaking its lines, so that file names stay in one piece."""
-    stdout.print(text, soft_wrap=True)
+    """Print a result without breaking its lines, so that file names stay in one piece."""
+    results.print(text, soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    """Print to stdout something about a result, such as where its file is."""
+    notes.print(text, soft_wrap=True)
 
 
 def print_remark(text: str) -> None:
-    """Print text to stderr without breaking its lines."""
-    stderr.print(text, soft_wrap=True)
+    """Print to stderr something about the progress."""
+    remarks.print(text, soft_wrap=True)
+
+
+def print_error(text: str) -> None:
+    """Print an error or a warning to stderr."""
+    errors.print(text, soft_wrap=True)
+
+
+def print_json(values: Any) -> None:
+    """Print plain data as one line of JSON."""
+    print_line(json.dumps(values))
 
 
 def print_skipped(problems: Iterable[str]) -> None:
     """Name the records that are left out of a table."""
     for problem in problems:
-        print_remark(f"skipped: {problem}")
+        print_error(f"skipped: {problem}")
 
 
 def agreeing(records: list[Record]) -> list[Record]:
@@ -50,7 +76,7 @@ def print_table(headings: Iterable[str], lines: Iterable[Iterable[str]], *, numb
         table.add_column(heading, justify="right" if numbers and position else "left", overflow="fold")
     for line in lines:
         table.add_row(*line)
-    stdout.print(table)
+    results.print(table)
 
 
 def print_rows(records: list[Record]) -> None:
@@ -61,7 +87,7 @@ def print_rows(records: list[Record]) -> None:
 def print_by_stream(records: list[Record]) -> None:
     """Print a table for each stream."""
     for stream, members in rows.by_stream(records).items():
-        stdout.print(stream)
+        print_line(stream)
         print_rows(members)
     print_mixed_versions(records)
 
@@ -70,38 +96,4 @@ def print_mixed_versions(records: list[Record]) -> None:
     """Name the rows whose records come from several versions: their means may mix different things."""
     for row in rows.table_rows(records):
         if len(versions := sorted({member.versions.get("forgetless", "unknown") for member in row.records})) > 1:
-            print_remark(f"{row.label}: its records come from the versions {', '.join(versions)}")
-
-
-@final
-class SweepProgress(Progress):
-    """A progress bar for many runs, which disappears when it ends. Failures are printed at once."""
-
-    def __init__(self, total: int) -> None:
-        super().__init__(*BAR, console=stderr, transient=True)
-        self.done = self.existing = self.failed = 0
-        self._left, self._bar = total, self.add_task("starting", total=total)
-        self._running: set[str] = set()
-
-    def __str__(self) -> str:
-        return f"{self.done} done, {self.existing} finished earlier, {self.failed} failed"
-
-    def show(self, event: SweepEvent) -> None:
-        """Show an event of a sweep. Runs that ended earlier do not count towards the speed."""
-        settings = event.settings
-        if isinstance(event, RunStarted):
-            self._running.add(settings.id)
-        else:
-            self._running.discard(settings.id)
-            if isinstance(event, RunFailed):
-                self.failed += 1
-                run = f"{settings.label} with {settings.network}, lr {settings.lr}, seed {settings.seed}"
-                hint = " (in an earlier call; --retry repeats it)" if event.earlier else ""
-                print_remark(f"failed: {run} ({settings.id}): {event.error}{hint}")
-            elif event.earlier:
-                self.existing += 1
-            else:
-                self.done += 1
-            self._left -= event.earlier
-            self.update(self._bar, total=self._left, advance=not event.earlier)
-        self.update(self._bar, description=f"{self}, {len(self._running)} running")
+            print_error(f"{row.label}: its records come from the versions {', '.join(versions)}")

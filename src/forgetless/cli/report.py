@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import typer
 
-from forgetless.cli.options import Formats
-from forgetless.cli.output import agreeing, print_by_stream, print_line, print_skipped
+from forgetless.cli.options import Formats, Quiet
+from forgetless.cli.output import agreeing, print_by_stream, print_note, print_skipped
 from forgetless.experiments import record
 from forgetless.experiments.record import Record
 from forgetless.experiments.storage import write_whole
@@ -24,6 +24,7 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="Also write the figures to this folder.")] = None,
     formats: Formats = "png,svg,pdf",
     title: Annotated[str | None, typer.Option(help="Title of the page; default: the streams.")] = None,
+    quiet: Quiet = False,
 ) -> None:
     """Print a table of all records in some folders, and write one self-contained page with charts."""
     if table is not None and table.suffix not in (".csv", ".tex"):
@@ -39,14 +40,14 @@ def report(
     print_by_stream(kept)
     links = {finished.id: _link(file, out) for file, finished in records}
     write_whole(page.html(kept, title or ", ".join(rows.by_stream(kept)), links).encode(), out)
-    print_line(f"page: {out}")
+    print_note(f"page: {out}")
     if table is not None:
         text = rows.latex_table(kept) if table.suffix == ".tex" else rows.csv_table(kept)
         write_whole(text.encode(), table)
-        print_line(f"table: {table}")
+        print_note(f"table: {table}")
     if figures is not None:
         for file in charts.draw_records(kept, figures, tuple(formats.split(","))):
-            print_line(f"figure: {file}")
+            print_note(f"figure: {file}")
 
 
 def _read(folders: list[str]) -> list[tuple[Path, Record]]:

@@ -8,12 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from forgetless.cli.options import EXECUTION, Formats, Out, parse_execution, with_options
-from forgetless.cli.output import SweepProgress, agreeing, print_line, print_mixed_versions, print_table
+from forgetless.cli.completion import complete_from, complete_names
+from forgetless.cli.options import EXECUTION, Formats, Out, Quiet, parse_execution, with_options
+from forgetless.cli.output import agreeing, print_line, print_mixed_versions, print_note, print_table
+from forgetless.cli.progress import SweepProgress
 from forgetless.config import catalogue
+from forgetless.config.units import quantity, si_prefix
 from forgetless.experiments import record
+from forgetless.experiments.checks import check_runs
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned, RunStarted
+from forgetless.experiments.labels import labels
 from forgetless.experiments.sweep import RETRY_HINT, RunDone, SweepEvent
 from forgetless.experiments.sweep import sweep as execute_sweep
 from forgetless.paper import reproduce as paper
@@ -26,17 +31,27 @@ take about 17 minutes. A step of the MLP takes about 0.4 ms on a CPU core. --qui
 
 @with_options(EXECUTION)
 def reproduce(
-    what: Annotated[str | None, typer.Argument(help="A table or figure; --list shows their names.")] = None,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="A table or figure; --list shows their names.",
+            autocompletion=complete_from({name: item.summary for name, item in ITEMS.items()}),
+        ),
+    ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the tables and figures and what each costs.")] = False,
-    stream: Annotated[str | None, typer.Option(help="Only this stream; with --quick, any stream.")] = None,
+    stream: Annotated[
+        str | None,
+        typer.Option(help="Only this stream; with --quick, any stream.", autocompletion=complete_names("stream")),
+    ] = None,
     buffer: Annotated[int | None, typer.Option(help="Only this buffer size.")] = None,
     rows: Annotated[str | None, typer.Option(help="Only these rows of a table, such as er,fpf+er.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per row; default: 5, with --quick 2.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The digits (or --stream), few seeds, few points.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(rich_help_panel="Execution", help="cpu or cuda.")] = "cpu",
     out: Out = Path("runs"),
-    figures: Annotated[Path, typer.Option(help="Folder of the figures.")] = Path("figures"),
+    figures: Annotated[Path, typer.Option(rich_help_panel="Output", help="Folder of the figures.")] = Path("figures"),
     formats: Formats = "png",
+    quiet: Quiet = False,
     **given: Any,
 ) -> None:
     """Reproduce a table or figure of the paper: the paper's value, ours, and the difference in standard errors."""
@@ -59,8 +74,11 @@ def reproduce(
     charts.check_formats(formats.split(","))
     remarks = notes(options, lines)
     for remark in remarks:
-        print_line(remark)
-    with SweepProgress(len(runs)) as progress:
+        print_note(remark)
+    if execution.on == "here":
+        check_runs(runs, out)
+    names = labels([run.settings for run in runs])
+    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
         for event in _watch_filters(runs, out) if item.filters else execute_sweep(runs, out, execution):
             progress.show(event)
     records = agreeing([found for run in runs if (found := record.find(out, run.settings))])
@@ -80,8 +98,8 @@ def reproduce(
     for name, figure in item.draw(measured).items():
         stem = "-".join([what, *(word for word in chosen if f"-{word}-" not in f"-{name}-"), name])
         for figure_file in charts.save(figure, figures, stem.replace(":", "-"), formats.split(",")):
-            print_line(f"figure: {figure_file}")
-    print_line(f"{progress}; result: {file}")
+            print_note(f"figure: {figure_file}")
+    print_note(f"{progress}; result: {file}")
     if progress.failed:
         raise typer.Exit(1)
 
@@ -99,11 +117,11 @@ def _watch_filters(runs: list[Planned], out: Path) -> Iterator[SweepEvent]:
 def _print_comparison(measured: list[paper.Measured]) -> None:
     """Print the rows of one stream, compared with the paper where it has numbers."""
     compared = any(entry.line.target for entry in measured)
-    headings = ["", "paper", "ours", "difference", "in s.e.", "TFLOPs"] if compared else ["", "ours", "TFLOPs"]
+    headings = ["", "paper", "ours", "difference", "in s.e.", "cost"] if compared else ["", "ours", "cost"]
     lines = []
     for entry in measured:
         target, errors, metric = entry.line.target, entry.standard_errors, entry.line.metric
-        cells = {"": entry.line.name, "ours": entry.shown, "TFLOPs": f"{entry.tflops:.3g}"}
+        cells = {"": entry.line.name, "ours": entry.shown, "cost": quantity(entry.tflops * 1e12, "FLOPs")}
         if metric != "accuracy":
             cells[""] += f" ({metric.replace('_', ' ')})"
         if target is not None:
@@ -126,7 +144,7 @@ def _list_items(options: paper.Options) -> None:
         except ValueError:  # it has no such stream, buffer or rows
             continue
         known = all(run.settings.stream in paper.IMAGES for run in runs)
-        steps = f"{sum(paper.training_steps(run.settings) for run in runs) / 1e6:.3g}" if known else "–"
+        steps = si_prefix(sum(paper.training_steps(run.settings) for run in runs)) if known else "–"
         lines.append((name, str(len(runs)), steps, f"{item.summary} ({item.where})"))
-    print_table(("name", "runs", "million steps", "what"), lines)
+    print_table(("name", "runs", "steps", "what"), lines)
     print_line(COSTS)

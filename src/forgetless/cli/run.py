@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 import forgetless
 from forgetless.cli import options
-from forgetless.cli.output import BAR, print_line, print_remark, print_rows, stderr
+from forgetless.cli.completion import CHECKPOINT, complete_runs, run_folders
+from forgetless.cli.output import print_error, print_json, print_line, print_note, print_remark, print_rows
+from forgetless.cli.progress import Estimate, ProgressLine
+from forgetless.config import catalogue
 from forgetless.config.fields import Setting
+from forgetless.config.units import si_prefix
 from forgetless.experiments import record
+from forgetless.experiments.finished import changed_code, find_current, set_aside
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 
@@ -36,9 +38,14 @@ def run(
     method: options.Method,
     fpf: options.Fpf = False,
     k_fpf: options.KFpf = False,
-    eager: Annotated[bool, typer.Option("--eager", help="On a GPU, do not replay steps as CUDA graphs.")] = False,
+    eager: Annotated[
+        bool,
+        typer.Option("--eager", rich_help_panel="Execution", help="On a GPU, do not replay steps as CUDA graphs."),
+    ] = False,
+    force: options.Force = False,
     out: options.Out = Path("runs"),
     as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
     **given: Any,
 ) -> None:
     """Train a METHOD on a STREAM. The method's own settings are options too, such as --alpha 0.2."""
@@ -46,13 +53,15 @@ def run(
     settings, sources = resolve(stream, method, chosen)
     extras = options.parse_options(given, EXTRAS)
     file = record.path(out, settings)
+    if force:
+        set_aside(out, settings)
     if not as_json:
         _print_settings(settings, sources)
-    if file.exists():
-        finished = record.read_run(out, settings)
+    finished = find_current(out, settings)
+    if finished is not None:
         version = finished.versions.get("forgetless", forgetless.__version__)
         other = "" if version == forgetless.__version__ else f" (version {version})"
-        print_remark(f"this run is finished{other}; remove {file} to repeat it")
+        print_remark(f"this run is finished{other}; --force repeats it")
     else:
         finished = _train(settings, sources, out, extras, quiet=as_json, eager=eager)
     _print_record(finished, file, as_json=as_json)
@@ -60,29 +69,54 @@ def run(
 
 @options.with_options(EXTRAS)
 def resume(
-    run: Annotated[Path, typer.Argument(help="Folder of the run, <records>/<id>.")],
+    run: Annotated[
+        str, typer.Argument(help="Id of the run, or its beginning, or its folder.", autocompletion=complete_runs)
+    ],
+    out: options.Out = Path("runs"),
     as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
     **given: Any,
 ) -> None:
     """Resume an interrupted run from its checkpoint, with the settings it was started with."""
     from forgetless.experiments import checkpoint
 
     extras = options.parse_options(given, EXTRAS)
-    file = run if run.name == checkpoint.NAME else run / checkpoint.NAME
-    folder = file.parent.resolve()
+    folder = _find_run(run, out).resolve()
+    file = folder / CHECKPOINT
     record_file = folder / record.NAME
     if record_file.exists():
         print_remark(f"this run is finished: {record_file}")
-        _print_record(record.read(record_file), record_file, as_json=as_json)
+        finished = record.read(record_file)
+        if changed := changed_code(finished.code, Settings.from_dict(finished.settings)):
+            print_error(f"warning: {' and '.join(changed)} changed since; `forgetless run` repeats the run")
+        _print_record(finished, record_file, as_json=as_json)
         return
     if not file.exists():
-        raise ValueError(f"there is no checkpoint {file}; a run writes them to <records>/<id>")
+        raise ValueError(f"there is no checkpoint in {folder}; a run writes it to <records>/<id>")
     _, about = checkpoint.load(file)
     settings = Settings.from_dict(about["settings"])
     if settings.id != folder.name:
         raise ValueError(f"{file} belongs to the run {settings.id}; its folder must have that name")
     finished = _train(settings, about["sources"], folder.parent, extras, quiet=as_json)
     _print_record(finished, record_file, as_json=as_json)
+
+
+def _find_run(name: str, out: Path) -> Path:
+    """Return the folder of a run from its id, from the beginning of its id, or from the path of its folder."""
+    folders = run_folders(out)
+    matching = [name] if name in folders else [run_id for run_id in folders if run_id.startswith(name)]
+    if len(matching) == 1:
+        return folders[matching[0]]
+    if matching:
+        raise ValueError(f"{len(matching)} runs in {out} begin with {name!r}: {', '.join(matching)}")
+    path = Path(name)
+    if path.name == CHECKPOINT:
+        path = path.parent
+    if not path.is_dir():
+        known = f"; there are {', '.join(folders)}" if len(folders) <= 10 else ""
+        hint = catalogue.nearest(name, folders) or (known if folders else "; it has no runs")
+        raise ValueError(f"no run named {name!r} in {out}{hint}")
+    return path
 
 
 def _train(
@@ -104,17 +138,24 @@ def _train(
     how: dict[str, Any] = {"eager": eager, "schedule": options.parse_execution(extras).schedule, "stop": stop}
     if "log" in extras:
         how["log"] = loggers.for_run(extras["log"], settings, out)
-    with Progress(*BAR, console=stderr, transient=True, disable=quiet) as progress:
-        bar = progress.add_task("reading data", total=None)
+    with ProgressLine(quiet=quiet) as line:
+        bar = line.add_task("reading data", total=None, eta="")
+        estimate = Estimate()
+        began = Began(0, 0)
 
         def show(event: Event) -> None:
+            nonlocal began
             if isinstance(event, Began):
-                progress.update(bar, total=event.steps, description="task 1")
+                began = event
+                line.update(bar, total=event.steps, completed=event.step, description=f"task {event.task}")
+                if event.step and not quiet:
+                    print_remark(f"resuming at task {event.task}, step {event.step:,}")
             elif isinstance(event, Stepped):
-                progress.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}")
+                eta = estimate.eta(event.step - began.step, began.steps - event.step)
+                line.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}", eta=eta)
             elif isinstance(event, TaskEnded) and not quiet:
                 accuracy = mean(event.accuracies[: event.seen])
-                progress.console.print(f"after task {event.task}: {accuracy:.1f} % on the tasks so far")
+                print_remark(f"after task {event.task}: {accuracy:.1f} % on the tasks so far")
 
         return run_settings(settings, sources, out, show, **how)
 
@@ -128,16 +169,17 @@ def _print_settings(settings: Settings, sources: dict[str, str]) -> None:
         if name not in ("seed", "device", "repair"):
             by_source.setdefault(source, []).append(f"{name} {values.get(name, getattr(settings, name, None))}")
     for source, names in by_source.items():
-        stderr.print(f"{source}: {', '.join(names)}")
+        print_remark(f"{source}: {', '.join(names)}")
 
 
 def _print_record(finished: Record, file: Path, *, as_json: bool) -> None:
     """Print the result of a run."""
     if as_json:
-        sys.stdout.write(json.dumps(finished.to_dict()) + "\n")
+        print_json(finished.to_dict())
         return
     print_rows([finished])
     if finished.before_finetuning:
         before, repaired = mean(finished.before_finetuning), ", ".join(finished.chosen) or "nothing"
-        print_line(f"before the last repair: {before:.1f} %; repaired: {repaired}")
-    print_line(f"record: {file}")
+        size = f"{finished.share:.2%} of {si_prefix(sum(finished.parameters.values()))} parameters"
+        print_line(f"before the last repair: {before:.1f} %; repaired: {repaired} ({size})")
+    print_note(f"record: {file}")

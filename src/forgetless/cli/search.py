@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from forgetless.cli import options
-from forgetless.cli.output import SweepProgress, print_line, print_mixed_versions, print_skipped, print_table
+from forgetless.cli.output import print_line, print_mixed_versions, print_note, print_skipped, print_table
+from forgetless.cli.progress import SweepProgress
 from forgetless.config import catalogue
+from forgetless.experiments.labels import describe, flat
 from forgetless.experiments.search import SearchResult, paper_grid, points_per_seed, read_grid
 from forgetless.experiments.search import search as execute_search
+from forgetless.experiments.settings import Settings
 
 SETTINGS = options.settings_except(("seed", "validation"))
 SHOWN = 10  # points in the table
@@ -26,11 +29,14 @@ def search(
     grid: Annotated[Path | None, typer.Option(help="TOML file, a list per setting; default: the paper's grid.")] = None,
     fpf: options.Fpf = False,
     k_fpf: options.KFpf = False,
-    distill: Annotated[bool, typer.Option("--distill", help="Also search λ of k-FPF-KD in the paper's grid.")] = False,
+    distill: Annotated[
+        bool, typer.Option("--distill", rich_help_panel="Repair", help="Also search λ of k-FPF-KD in the paper's grid.")
+    ] = False,
     seeds: Annotated[int, typer.Option(help="Seeds of the chosen point, trained on all training images.")] = 5,
     search_seeds: Annotated[int, typer.Option(help="Validation seeds of each point.")] = 1,
     halving: Annotated[bool, typer.Option("--halving", help="Only the better half receives further seeds.")] = False,
     out: options.Out = Path("runs"),
+    quiet: options.Quiet = False,
     **given: Any,
 ) -> None:
     """Try a grid on validation data, then train the best point on all data. Settings are options, as for run."""
@@ -43,7 +49,13 @@ def search(
         raise ValueError("--halving gives further seeds to the better half: it needs --search-seeds 2 or more")
     space = read_grid(grid) if grid else paper_grid(stream, chosen.get("repair", "none"), distill=distill)
     points = math.prod(map(len, space.values()))
-    with SweepProgress(sum(points_per_seed(points, search_seeds, halving=halving)) + seeds) as progress:
+    total = sum(points_per_seed(points, search_seeds, halving=halving)) + seeds
+    names = {*space, "seed", "validation"}
+
+    def label(run: Settings) -> str:
+        return describe(run.label, flat(run.to_dict()), names)
+
+    with SweepProgress(total, out, label) as progress:
         for event in execute_search(
             stream, method, chosen, space, out, seeds=seeds, search_seeds=search_seeds, halving=halving,
             execution=options.parse_execution(given),
@@ -52,7 +64,7 @@ def search(
                 progress.show(event)
     assert isinstance(event, SearchResult)
     _print_result(event)
-    print_line(f"result: {event.path(out)}")
+    print_note(f"result: {event.path(out)}")
 
 
 def _print_result(result: SearchResult) -> None:

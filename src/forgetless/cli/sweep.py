@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from forgetless.cli.options import EXECUTION, Out, parse_execution, with_options
-from forgetless.cli.output import SweepProgress, agreeing, print_by_stream, print_line
+from forgetless.cli.options import EXECUTION, Force, Out, Quiet, parse_execution, with_options
+from forgetless.cli.output import agreeing, print_by_stream, print_line, print_note, print_table
+from forgetless.cli.progress import SweepProgress
 from forgetless.experiments import record
-from forgetless.experiments.plan import check_plan, read_plan
+from forgetless.experiments.checks import check_runs
+from forgetless.experiments.finished import changed_code, set_aside
+from forgetless.experiments.labels import labels
+from forgetless.experiments.plan import read_plan
+from forgetless.experiments.settings import Settings
 from forgetless.experiments.sweep import sweep as execute_sweep
 
 
 @with_options(EXECUTION)
 def sweep(
-    file: Annotated[Path, typer.Argument(help="TOML plan: settings, lists that expand into a grid, [[runs]] blocks.")],
+    file: Annotated[
+        Path, typer.Argument(help="TOML plan: settings, lists that expand into a grid, [\\[runs]] blocks.")
+    ],
     out: Out = Path("runs"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and exit.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs with the settings in which they differ, and exit.")
+    ] = False,
+    force: Force = False,
+    quiet: Quiet = False,
     **given: Any,
 ) -> None:
     """Execute every run of a plan. Finished runs are skipped; a failed run does not stop the others."""
     execution = parse_execution(given)
+    if force:
+        execution = replace(execution, retry=True)
     runs = read_plan(file)
-    if execution.on == "here":  # the nodes of a cluster may have other modules
-        check_plan(runs, out)
+    names = labels([run.settings for run in runs])
     if dry_run:
-        for settings in (run.settings for run in runs):
-            print_line(f"{settings.id}  {settings.stream}  {settings.label}, seed {settings.seed}")
-        count = sum(record.path(out, run.settings).exists() for run in runs)
-        print_line(f"{len(runs)} runs, {count} of them finished")
+        states = {run.settings.id: _state(run.settings, out) for run in runs}
+        print_table(("id", "run", ""), ((run_id, name, states[run_id]) for run_id, name in names.items()))
+        print_line(f"{len(runs)} runs, {list(states.values()).count('finished')} of them finished")
+    if execution.on == "here":  # the nodes of a cluster may have other modules
+        check_runs(runs, None if force else out)
+    if dry_run:
         return
-    with SweepProgress(len(runs)) as progress:
+    if force:
+        for run in runs:
+            set_aside(out, run.settings)
+    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
         for event in execute_sweep(runs, out, execution):
             progress.show(event)
     print_by_stream(agreeing([finished for run in runs if (finished := record.find(out, run.settings)) is not None]))
-    print_line(f"{progress}; records: {out}")
+    print_note(f"{progress}; records: {out}")
     if progress.failed:
         raise typer.Exit(1)
+
+
+def _state(settings: Settings, out: Path) -> str:
+    """Return whether a run is finished, and with the present code."""
+    finished = record.find(out, settings)
+    if finished is None:
+        return ""
+    return "finished; its code changed since" if changed_code(finished.code, settings) else "finished"

@@ -4,10 +4,8 @@ Loading a file never executes anything in it. Tensors are stored as such. Everyt
 checksum of both.
 """
 
-import inspect
 import json
 import signal
-import sys
 import time
 import warnings
 import zlib
@@ -23,9 +21,9 @@ from safetensors.torch import save as pack
 from torch import Tensor
 
 import forgetless
-from forgetless.config import catalogue
 from forgetless.data.stream import Stream
 from forgetless.experiments.build import build_run
+from forgetless.experiments.finished import changed_code, user_code
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.events import Event, Stepped
@@ -109,10 +107,6 @@ def check(about: Mapping[str, Any], expected: Mapping[str, Any], file: Path) -> 
     if about["data"] != expected["data"]:
         message = f"{file} was written with other data (checksum {about['data']}, now {expected['data']})"
         raise CheckpointError(f"{message}: restore the data, or remove the checkpoint to start again")
-    for name, checksum in expected["code"].items():
-        if about["code"].get(name) != checksum:
-            message = f"{file} was written before the file of {name} changed"
-            warnings.warn(f"{message}: the run mixes both; remove it to start again", stacklevel=2)
     for name, risk in (("torch", "last digits"), ("forgetless", "results")):
         if about[name] != expected[name]:
             message = f"{file} was written with {name} {about[name]}, this is {expected[name]}"
@@ -138,7 +132,7 @@ class CheckpointedRun:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         """Load the checkpoint and build the run, which starts from ``state`` where there is no checkpoint."""
-        self.settings, self.sources = settings, sources
+        self.settings, self.sources, self.code = settings, sources, user_code(settings)
         self._file = path(out, settings) if isinstance(out, Path) else None  # an object store holds no checkpoints
         self._schedule = schedule or Schedule()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -148,8 +142,13 @@ class CheckpointedRun:
         if self._file is not None:
             self._about = describe(settings, stream, sources)
             with suppress(FileNotFoundError):
-                state, stored = load(self._file)
-                check(stored, self._about, self._file)
+                loaded, stored = load(self._file)
+                if changed := changed_code(stored["code"], settings):
+                    message = f"{' and '.join(changed)} changed since the checkpoint was written"
+                    warnings.warn(f"{message}: the run starts again", stacklevel=2)
+                else:
+                    check(stored, self._about, self._file)
+                    state = loaded
         self.run = build_run(settings, stream, eager=eager, state=state)
 
     def observe(self, event: Event, stop: Stop) -> bool:
@@ -223,19 +222,6 @@ def describe(settings: Settings, stream: Stream, sources: Mapping[str, str]) -> 
         "settings": settings.to_dict(), "data": stream.checksum, "torch": torch.__version__,
         "forgetless": forgetless.__version__, "sources": dict(sources), "code": user_code(settings),
     }  # fmt: skip
-
-
-def user_code(settings: Settings) -> dict[str, str]:
-    """Return the checksum of the file that defines each part of the run that is the user's, by the part's path."""
-    checksums = {}
-    for kind, name in settings.user_parts.items():
-        part, (module, _) = catalogue.load(kind, name), catalogue.module_of(name)
-        if inspect.isroutine(part) or inspect.isclass(part):  # it may be imported from another module
-            module = part.__module__
-        with suppress(OSError):  # a notebook's code is in no file
-            file = getattr(sys.modules.get(module), "__file__", None) or ""
-            checksums[name] = f"{zlib.crc32(Path(file).read_bytes()):08x}"
-    return checksums
 
 
 def _detach(tensor: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from forgetless.data.stream import Stream
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments.build import build_stream, stream_key
 from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped, describe
+from forgetless.experiments.finished import find_current
 from forgetless.experiments.jobs import LANES
 from forgetless.experiments.lanes import Crash, Postponed, interleave
 from forgetless.experiments.record import Record
@@ -61,14 +62,14 @@ def run_lanes(
     pack = _Pack(out, sources or {}, {} if streams is None else streams, on_start, schedule, stop or Stop())
     trainings: dict[str, list[Settings]] = {}
     for settings in {settings.id: settings for settings in runs}.values():
-        if out is None or not record.path(out, settings).exists():
-            trainings.setdefault(settings.training_id, []).append(settings)
-            continue
         try:
-            result: Record | Crash = record.read_run(out, settings)
+            result: Record | Crash | None = None if out is None else find_current(out, settings)
         except ValueError as error:  # the record is damaged
             result = Crash.from_error(error)
-        yield settings, result
+        if result is None:
+            trainings.setdefault(settings.training_id, []).append(settings)
+        else:
+            yield settings, result
     for members in trainings.values():
         pack.plan_training(members)
     on_gpu = any(settings.device.startswith("cuda") for settings in runs)

@@ -7,14 +7,11 @@ For a setting whose value is itself a list (``groups``, ``freeze``, ``order``), 
 """
 
 import itertools
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from forgetless.config import catalogue
 from forgetless.config.fields import check_value
-from forgetless.experiments import record
 from forgetless.experiments.jobs import Planned
 from forgetless.experiments.settings import resolve, run_settings
 from forgetless.experiments.storage import read_toml
@@ -46,25 +43,6 @@ def expand_plan(values: Mapping[str, Any]) -> list[Planned]:
             settings, sources = resolve(point.pop("stream"), point.pop("method"), point)
             planned.setdefault(settings.id, Planned(settings, sources))
     return list(planned.values())
-
-
-def check_plan(runs: Sequence[Planned], out: Path) -> None:
-    """Raise an error if the stream, method or network of an unfinished run cannot be loaded or built.
-
-    Imports torch, but only if a run has a part of the user's or sets a method's own settings.
-    """
-    checked: set[str] = set()
-    for run in runs:
-        settings, user_parts = run.settings, run.settings.user_parts
-        key = json.dumps([settings.method, user_parts, settings.options], sort_keys=True, default=str)
-        if not (user_parts or settings.options) or key in checked or record.path(out, settings).exists():
-            continue
-        from forgetless.experiments.build import build_method
-
-        checked.add(key)
-        build_method(settings)
-        for kind, name in user_parts.items():
-            catalogue.load(kind, name)
 
 
 def _check_block(block: Mapping[str, Any]) -> None:

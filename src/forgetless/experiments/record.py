@@ -50,6 +50,7 @@ class Record:
     tensor_changes: dict[str, list[float]] = field(default_factory=dict)  # between tasks, mean over epochs, 4 digits
     details: dict[str, Any] = field(default_factory=dict)  # what a study measures in addition
     boundaries: list[int] = field(default_factory=list)  # rows of epoch_changes where a shift was detected
+    code: dict[str, str] = field(default_factory=dict)  # the checksum of the file of each part that is the user's
     format: int = FORMAT
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,8 +138,8 @@ def _check(record: Record) -> None:
 
 def same_numbers(first: Record, second: Record) -> bool:
     """Return whether two records of the same settings have the same results; times and machines may differ."""
-    ignored: dict[str, Any] = {"sources": {}, "seconds": {}, "versions": {}, "device": "", "engine": {}, "details": {}}
-    return replace(first, **ignored) == replace(second, **ignored)
+    ignored: dict[str, Any] = {"sources": {}, "seconds": {}, "versions": {}, "engine": {}, "details": {}, "code": {}}
+    return replace(first, device="", **ignored) == replace(second, device="", **ignored)
 
 
 def read_run(out: Path, settings: Settings) -> Record:

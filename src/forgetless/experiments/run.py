@@ -16,6 +16,7 @@ from forgetless.data.stream import Stream
 from forgetless.experiments import record
 from forgetless.experiments.build import build_stream
 from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped
+from forgetless.experiments.finished import find_current
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, check_folder
@@ -52,8 +53,8 @@ def run(
     """
     if out is not None:
         out = record.folder(out)
-        if record.path(out, settings).exists():
-            return record.read_run(out, settings)
+        if (current := find_current(out, settings)) is not None:
+            return current
         check_folder(out)
     stop = stop or Stop()
     stream = build_stream(settings) if stream is None else stream
@@ -72,7 +73,7 @@ def finish(checkpointed: CheckpointedRun, result: Result, out: Path | None) -> R
 
     If the disk is full, the record is written to the temporary folder.
     """
-    finished = make_record(checkpointed.settings, checkpointed.sources, result)
+    finished = make_record(checkpointed.settings, checkpointed.sources, result, checkpointed.code)
     try:
         if out is not None:
             record.write(finished, out / finished.id / record.NAME)
@@ -87,8 +88,10 @@ def finish(checkpointed: CheckpointedRun, result: Result, out: Path | None) -> R
     return finished
 
 
-def make_record(settings: Settings, sources: Mapping[str, str], result: Result) -> Record:
-    """Return the record of a run's result."""
+def make_record(
+    settings: Settings, sources: Mapping[str, str], result: Result, code: Mapping[str, str] | None = None
+) -> Record:
+    """Return the record of a run's result; ``code`` has the checksums of the user's files when the run started."""
     matrix, task_il = _rounded(result.accuracy_matrix), _rounded(result.task_il_matrix)
     # A method that learns only at the end, as GDumb does, has nothing to forget before, unless anytime tests it there.
     forgets = settings.anytime or catalogue.load("method", settings.method).finish is Method.finish
@@ -126,6 +129,7 @@ def make_record(settings: Settings, sources: Mapping[str, str], result: Result) 
         engine=result.engine,
         tensor_changes={name: [float(f"{v:.4g}") for v in values] for name, values in result.tensor_changes.items()},
         boundaries=list(result.boundaries),
+        code=dict(code or {}),
     )
 
 

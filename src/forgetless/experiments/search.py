@@ -16,9 +16,9 @@ from typing import Any
 
 from forgetless.config.fields import check_value
 from forgetless.experiments import record
+from forgetless.experiments.checks import check_runs
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned
-from forgetless.experiments.plan import check_plan
 from forgetless.experiments.presets import preset_table
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import read_toml
@@ -148,7 +148,7 @@ def search(
         alive = sorted(alive, key=lambda point: -point.score)[:count]
         runs = [planned(point, seed, validation=True) for point in alive]
         if seed == 0 and execution.on == "here":  # the nodes of a cluster may have other modules
-            check_plan(runs, out)
+            check_runs(runs, out)
         errors = yield from _repeat_lost(runs, out, execution)
         for point, run in zip(alive, runs, strict=True):
             if (validated := record.find(out, run.settings)) is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forgetless.experiments import ray, record, workers
 from forgetless.experiments.execution import Execution
+from forgetless.experiments.finished import changed_code, find_current, user_code
 from forgetless.experiments.jobs import Outcome, Planned, RunStarted
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import check_folder
@@ -52,17 +53,19 @@ def sweep(runs: Sequence[Planned], out: Path, execution: Execution | None = None
     left: dict[str, Planned] = {}
     for settings_id, run in {run.settings.id: run for run in runs}.items():
         error_file = error_path(out, run.settings)
-        if record.path(out, run.settings).exists():
-            try:
-                record.read_run(out, run.settings)
-            except (ValueError, OSError) as error:  # the file is corrupt
-                yield RunFailed(run.settings, str(error), earlier=False)
-            else:
-                yield RunDone(run.settings, earlier=True)
-        elif error_file.exists() and not execution.retry:
-            yield RunFailed(run.settings, json.loads(error_file.read_text())["error"], earlier=True)
-        else:
+        try:
+            current = find_current(out, run.settings)
+        except (ValueError, OSError) as error:  # the file is corrupt
+            yield RunFailed(run.settings, str(error), earlier=False)
+            continue
+        if current is not None:
+            yield RunDone(run.settings, earlier=True)
+            continue
+        failure = json.loads(error_file.read_text()) if error_file.exists() and not execution.retry else None
+        if failure is None or changed_code(failure.get("code", {}), run.settings):
             left[settings_id] = run
+        else:
+            yield RunFailed(run.settings, failure["error"], earlier=True)
     if not left:
         return
     execute = ray.execute if execution.on == "ray" else workers.execute
@@ -88,7 +91,7 @@ def _conclude(settings: Settings, outcome: Outcome, out: Path) -> RunDone | RunF
         return RunFailed(settings, outcome.error, earlier=False, lost=True)
     values = {"id": settings.id, "label": settings.label, "settings": settings.to_dict(), "error": outcome.error}
     try:
-        record.write_json({**values, "trace": outcome.trace}, file)
+        record.write_json({**values, "trace": outcome.trace, "code": user_code(settings)}, file)
     except OSError as error:  # the disk may be full; the other runs continue
         return RunFailed(settings, f"{outcome.error}; {file} could not be written either: {error}", earlier=False)
     return RunFailed(settings, outcome.error, earlier=False)

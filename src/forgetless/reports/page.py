@@ -9,11 +9,12 @@ from importlib.resources import files
 from statistics import mean
 from string import Template
 
+from forgetless.config.units import duration, quantity
 from forgetless.experiments.record import Record
 from forgetless.reports import svg
 from forgetless.reports.charts import thresholds
 from forgetless.reports.glossary import glossary, meaning, with_links
-from forgetless.reports.rows import HEADINGS, Row, best_rows, by_stream, cells, profile_row, si_prefix, table_rows
+from forgetless.reports.rows import HEADINGS, Row, best_rows, by_stream, cells, profile_row, table_rows
 from forgetless.reports.verdict import cards, verdict
 
 REPAIRED_LATER = " Without --anytime, FPF repairs only after the last task and k-FPF at its interval."
@@ -113,8 +114,8 @@ def _settings(row: Row, links: Mapping[str, str], anchor: str) -> str:
         accuracy = f"{record.accuracy:.2f} %"
         if record.id in links:
             accuracy = f'<a href="{escape(links[record.id])}">{accuracy}</a>'
-        seed, flops = escape(str(record.settings["seed"])), si_prefix(sum(record.flops.values()))
-        parts.append(f"seed {seed}: {accuracy} ({escape(record.id)}, {flops}FLOPs, {record.seconds['total']:.1f} s)")
+        seed, flops = escape(str(record.settings["seed"])), quantity(sum(record.flops.values()), "FLOPs")
+        parts.append(f"seed {seed}: {accuracy} ({escape(record.id)}, {flops}, {duration(record.seconds['total'])})")
     task_il = mean(record.task_il_accuracy for record in row.records)
     return (
         f'<dt id="{anchor}">{escape(row.label)}</dt><dd>{escape(text)}<br>task-IL accuracy {task_il:.2f} %'

@@ -2,20 +2,21 @@
 
 import csv
 import io
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, mean
 from typing import Any, TypeVar
 
+from forgetless.config.units import duration, si_prefix
+from forgetless.experiments.labels import describe, varying
 from forgetless.experiments.record import Record, key_without_seed, mismatch, without_seed
 from forgetless.training.metrics import MeanStd, mean_std
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-HEADINGS = ("method", "accuracy %", "forgetting", "FLOPs", "seconds", "finetuned")
+HEADINGS = ("method", "accuracy %", "forgetting", "FLOPs", "time", "finetuned")
 
 
 @dataclass(frozen=True)
@@ -92,25 +93,16 @@ def table_rows(records: Sequence[Record]) -> list[Row]:
     """
     configurations = list(grouped(records, key_without_seed).values())
     same_label = grouped((members[0] for members in configurations), lambda record: record.label)
-    differing = {label: _differing(map(without_seed, firsts)) for label, firsts in same_label.items()}
+    differing = {label: varying(map(without_seed, firsts)) - {"validation"} for label, firsts in same_label.items()}
     rows = []
     for members in configurations:
         for other in members[1:]:
             if problem := mismatch(members[0], other):
                 raise ValueError(problem)
         label, settings = members[0].label, without_seed(members[0])
-        shown = {name: value for name, value in settings.items() if name in differing[label]}
-        details = [name if value is True else f"{name} {value}" for name, value in shown.items()]
-        held_out = ["on validation"] if settings["validation"] else []
-        rows.append(Row(", ".join([label, *details, *held_out]), tuple(members)))
+        held_out = ", on validation" if settings["validation"] else ""
+        rows.append(Row(describe(label, settings, differing[label]) + held_out, tuple(members)))
     return rows
-
-
-def _differing(configurations: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Return the settings, except validation, that do not have the same value everywhere."""
-    settings = list(configurations)
-    names = {name for values in settings for name in values} - {"validation"}
-    return {name for name in names if len({repr(values.get(name)) for values in settings}) > 1}
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -212,18 +204,9 @@ def cells(row: Row) -> list[str]:
     forgetting = "–" if row.forgetting is None else f"{row.forgetting:.1f}"
     accuracy = plus_minus(row.accuracies, len(row.records), 1)
     share = f"{row.share:.2%}" if row.share else "–"
-    return [row.label, accuracy, forgetting, si_prefix(row.tflops * 1e12), f"{row.seconds:.1f}", share]
+    return [row.label, accuracy, forgetting, si_prefix(row.tflops * 1e12), duration(row.seconds), share]
 
 
 def plus_minus(value: MeanStd, seeds: int, digits: int) -> str:
     """Return "mean ± std", or the mean alone for a single seed."""
     return f"{value.mean:.{digits}f}" + (f" ± {value.std:.{digits}f}" if seeds > 1 else "")
-
-
-def si_prefix(value: float) -> str:
-    """Return a number with three digits and a unit prefix: 1.3 G."""
-    if not value:
-        return "0"
-    rounded = float(f"{value:.3g}")
-    power = max(0, min(math.floor(math.log10(rounded)) // 3, 6))
-    return f"{rounded / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}".strip()

@@ -10,9 +10,10 @@ from html import escape
 from itertools import pairwise
 from typing import NamedTuple
 
+from forgetless.config.units import quantity, si_prefix
 from forgetless.experiments.record import Record
 from forgetless.reports.charts import Point, Thresholds, group_changes, group_family, learning_curves, numbered
-from forgetless.reports.rows import Row, family, pareto_front, si_prefix
+from forgetless.reports.rows import Row, family, pareto_front
 
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 460, 310, 48, 14, 46  # of a chart, and its margins; page.html clips lines to them
 LETTER, LINE = 7.2, 15  # width and height of the letters of a label
@@ -99,7 +100,7 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
     drawn = [_line([places[row.label] for row in pareto_front(rows)], "front")]
     for row in shown:
         place, look, (upper, lower) = places[row.label], looks[row.label], ends[row.label]
-        title = f"{row.label}: {row.accuracy:.1f} %, {si_prefix(row.tflops * 1e12)}FLOPs"
+        title = f"{row.label}: {row.accuracy:.1f} %, {quantity(row.tflops * 1e12, 'FLOPs')}"
         text = _named(row.label, labels[row.label], place) if row.label in labels else ""
         bar = _rule(place[0], y(upper), place[0], y(lower))
         drawn.append(f'<g class="series {look.colour}">{bar}{_mark(place, look.marker, title)}{text}</g>')

@@ -13,10 +13,15 @@ from forgetless.repair.profile import Profile
 
 @dataclass(frozen=True)
 class Began:
-    """The run is about to train, on this number of tasks and in this number of steps."""
+    """The run is about to train, on this number of tasks and in this number of steps.
+
+    A run that resumes begins at a later task, after the steps that were taken before.
+    """
 
     tasks: int
     steps: int
+    task: int = 1
+    step: int = 0
 
 
 @dataclass(frozen=True)

@@ -118,13 +118,14 @@ class Run(Iterator[Event]):
         run = self._run = set_up()
         if run.settings.anytime:
             _restorable_state(run)  # an error now rather than after the first task
-        yield events.Began(len(run.tasks), _steps(run))
-        if state is None:
-            run.measured.untrained = _evaluate_untrained(run)
-            run.repair.tracker.start()
-        else:
+        resumes = state is not None
+        if state is not None:
             run.load_state_dict(state)
             state = None  # frees its memory
+        yield events.Began(len(run.tasks), _steps(run), run.position.task + 1, run.position.step)
+        if not resumes:
+            run.measured.untrained = _evaluate_untrained(run)
+            run.repair.tracker.start()
         for task in range(run.position.task, len(run.tasks)):
             run.position.task = task
             yield from _train_task(run)

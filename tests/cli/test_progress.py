@@ -1,0 +1,78 @@
+"""The line that shows on a terminal how far a sweep is."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from forgetless.cli import completion, output, progress
+from forgetless.cli.progress import Estimate, SweepProgress
+from forgetless.experiments import checkpoint
+from forgetless.experiments.jobs import RunStarted
+from forgetless.experiments.labels import labels
+from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import RunDone, RunFailed
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """Return the text that goes to a terminal of 100 columns."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=100, color_system=None)
+    for module in (output, progress):
+        monkeypatch.setattr(module, "remarks", console)
+    return text
+
+
+def test_a_terminal_shows_one_line_with_the_remaining_time(terminal, tmp_path, monkeypatch):
+    clock = iter([0.0, 30.0, 60.0, 90.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    runs = [resolve("seq-digits", "sgd", {"seed": seed})[0] for seed in range(4)]
+    shown = SweepProgress(4, tmp_path, lambda settings: labels(runs)[settings.id])
+    monkeypatch.setattr(shown._line, "start", lambda: None)  # its thread would draw at any time
+    with shown:
+        shown.show(RunDone(runs[0], earlier=True))
+        shown.show(RunStarted(runs[1]))
+        shown.show(RunDone(runs[1], earlier=False))
+        (task,) = shown._line.tasks
+        assert (task.description, task.completed, task.total) == ("0 running", 2, 4)
+        assert task.fields["eta"] == "ETA 1 min"  # one run took 30 s, and two are left
+        shown.show(RunStarted(runs[2]))
+        shown.show(RunFailed(runs[2], "it broke", earlier=False))
+        assert task.description == "0 running, 1 failed"
+        assert task.fields["eta"] == "ETA 30 s"
+    assert str(shown) == "1 done, 1 finished earlier, 1 failed"
+    assert "2/4" not in terminal.getvalue()  # no line per run
+
+
+def test_failures_that_differ_in_the_id_are_one(tmp_path, capsys):
+    runs = [resolve("seq-digits", "sgd", {"seed": seed})[0] for seed in range(3)]
+    with SweepProgress(3, tmp_path, lambda settings: f"seed {settings.seed}") as shown:
+        for settings in runs[:2]:
+            shown.show(RunFailed(settings, f"runs/{settings.id} is full", earlier=False))
+        shown.show(RunFailed(runs[2], f"{runs[2].id} is lost", earlier=False))
+    said = capsys.readouterr().err.splitlines()
+    assert said[-4:] == [
+        "2 runs failed: runs/<id> is full",
+        f"  seed 0 ({runs[0].id}); seed 1 ({runs[1].id})",
+        f"1 run failed: {runs[2].id} is lost",
+        f"  seed 2 ({runs[2].id})",
+    ]
+
+
+def test_a_run_of_a_sweep_says_that_it_resumes(tmp_path, capsys):
+    settings = resolve("seq-digits", "sgd", {})[0]
+    (tmp_path / settings.id).mkdir()
+    (tmp_path / settings.id / "checkpoint.safetensors").touch()
+    with SweepProgress(1, tmp_path, lambda settings: settings.label) as shown:
+        shown.show(RunStarted(settings))
+    assert capsys.readouterr().err == "sgd: resuming from its checkpoint\n"
+
+
+def test_the_name_of_a_checkpoint_is_the_one_of_its_module():
+    assert completion.CHECKPOINT == checkpoint.NAME
+
+
+def test_nothing_is_estimated_before_the_first_run_ends():
+    assert Estimate().eta(0, 5) == ""
+    assert Estimate().eta(5, 0) == ""
