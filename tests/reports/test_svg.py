@@ -8,16 +8,22 @@ from forgetless.reports.rows import Row
 
 def test_dynamics_mark_task_starts_and_detected_shifts(records):
     changes = [[task, epoch, {"fc1": 0.1 / epoch, "fc2": 0.01}] for task in (1, 2, 3) for epoch in (1, 2)]
-    drawn = svg.dynamics(dataclasses.replace(records[0], epoch_changes=changes, boundaries=[2]))
+    drawn = svg.dynamics(dataclasses.replace(records[0], epoch_changes=changes, boundaries=[2]), {1.0: ["FPF"]})
     assert drawn.count('class="task"') == 2
     assert drawn.count("<title>detected</title>") == 1
     assert drawn.count("<polyline") == 2
 
 
-def test_labels_at_line_ends_spread_around_their_lines():
-    assert svg.place_ends([100.0, 50.0, 101.0, 99.0]) == [100.0, 50.0, 115.0, 85.0]
-    assert svg.place_ends([20.0, 20.0]) == [14.0, 29.0]  # 14 is the upper edge
-    assert svg.place_ends([264.0, 263.0]) == [264.0, 249.0]  # 264 is the lower edge
+def test_labels_at_line_ends_are_a_line_apart():
+    heights = {"a": 100.0, "b": 50.0, "c": 101.0, "d": 99.0}
+    assert svg.place_ends(heights) == {"a": 114.0, "b": 50.0, "c": 129.0, "d": 99.0}
+    assert svg.place_ends({"a": 264.0, "b": 263.0}) == {"a": 264.0, "b": 249.0}  # 264 is the lower edge
+
+
+def test_bars_have_the_colour_of_the_repair_that_chooses_them():
+    drawn = svg.profile({"conv1": 0.2, "bn": 7.0, "fc": 0.5}, {0.3: ["k-FPF"], 1.0: ["FPF", "k-FPF"]})
+    assert [text.split()[0] for text in drawn.split('<rect class="')[1:]] == ["alone", "fpf", "k-fpf"]
+    assert [f">{text}</text>" in drawn for text in ("k-FPF: 0.3", "FPF, k-FPF: 1", "7.00 (bar cut)")] == [True] * 3
 
 
 def test_labels_of_points_cover_no_label_and_no_mark():
@@ -52,8 +58,6 @@ def test_rows_far_below_do_not_squeeze_the_others(records):
     rows = [row("er", 90.0), row("fpf+er", 94.0), row("sgd", 19.0)]
     drawn = svg.cost(rows, svg.row_styles(rows))
     assert svg.far_below(rows) == {"sgd": 19.0}
-    alike = [row(str(i), 90.0) for i in range(8)]
-    assert svg.far_below([*alike, row("lower", 86.0), row("far", 84.0)]) == {"far": 84.0}
     assert "<title>sgd" not in drawn
     assert [f">{level} %</text>" in drawn for level in (0, 88, 90, 94)] == [False, False, True, True]
 

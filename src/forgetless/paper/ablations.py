@@ -5,17 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from forgetless.config.catalogue import STREAMS
 from forgetless.paper import reproduce
-from forgetless.paper.reproduce import (
-    Figures,
-    Finding,
-    Item,
-    Line,
-    Measured,
-    Options,
-    default_network,
-    listed,
-    plan_runs,
-)
+from forgetless.paper.reproduce import Figures, Finding, Item, Line, Measured, Options, listed, plan_runs
 from forgetless.reports import charts
 from forgetless.reports.rows import Row, grouped
 
@@ -39,7 +29,7 @@ def parameters(options: Options) -> Iterator[Line]:
     """Plan FPF after ER, and k-FPF, with different groups, on a class-IL and a domain-IL stream."""
     for stream in dict.fromkeys(options.stream_or(default) for default in ("seq-pathmnist", "seq-pacs")):
         for repair, method in (("FPF", "er"), ("k-FPF", "sgd")):
-            for name, groups in (MLP_GROUPS if default_network(stream) == "mlp" else RESNET_GROUPS).items():
+            for name, groups in (MLP_GROUPS if reproduce.default_network(stream) == "mlp" else RESNET_GROUPS).items():
                 given = {"repair": repair.lower(), "groups": groups, **options.buffer_setting}
                 runs = plan_runs(stream, method, given, options)
                 yield Line(f"{repair}, {name}", runs, point=GroupsPoint(repair, name))
@@ -81,10 +71,9 @@ def draw_parameters(measured: Sequence[Measured]) -> Figures:
     """Draw accuracy, FLOPs and parameters of each choice of groups, one figure per stream."""
     figures = {}
     for stream, members in grouped(measured, lambda entry: entry.line.stream).items():
-        rows = [(entry.line.point, entry.records) for entry in members]
-        by_repair = grouped(rows, lambda row: str(row[0].repair))
-        choices = {name: [Row(p.groups, records) for p, records in lines] for name, lines in by_repair.items()}
-        figures[stream] = charts.choices(choices, stream)
+        by_repair = grouped(members, lambda entry: str(entry.line.point.repair))
+        rows = {repair: [Row(e.line.point.groups, e.records) for e in lines] for repair, lines in by_repair.items()}
+        figures[stream] = charts.choices(rows, stream)
     return figures
 
 
@@ -136,7 +125,7 @@ def draw_k_tau(measured: Sequence[Measured]) -> Figures:
 def buffer_epochs(options: Options) -> Iterator[Line]:
     """Plan ER and FPF + ER with different buffers, and with different numbers of epochs per task."""
     stream = options.stream_or("seq-pathmnist")
-    head = MLP_GROUPS["FC3"] if default_network(stream) == "mlp" else RESNET_GROUPS["BN+FC"]
+    head = MLP_GROUPS["FC3"] if reproduce.default_network(stream) == "mlp" else RESNET_GROUPS["BN+FC"]
     buffers = (50, 100, 200, 400) if options.quick else (100, 200, 500, 1000, 2000)
     epochs = (1, 5, 10) if options.quick else (1, 2, 5, 10, 20)
     for axis, value in [*(("buffer", size) for size in buffers), *(("epochs", count) for count in epochs)]:

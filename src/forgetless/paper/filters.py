@@ -61,9 +61,8 @@ class FilterWatch:
         """Return the mean change of each filter by layer, within tasks and across tasks."""
         if not all(self._moved.values()):
             raise ValueError("the run is too short to compare filters: it needs two tasks of at least two epochs")
-        return {layer: {kind: _means(moved[layer]) for kind, moved in self._moved.items()} for layer in self._layers}
-
-
-def _means(changes: list[Tensor]) -> list[float]:
-    """Return the mean of each filter's changes, to four digits."""
-    return [float(f"{value:.4g}") for value in torch.stack(changes).mean(0).tolist()]
+        means: dict[str, dict[str, list[float]]] = {layer: {} for layer in self._layers}
+        for kind, moved in self._moved.items():
+            for layer, changes in moved.items():
+                means[layer][kind] = [float(f"{value:.4g}") for value in torch.stack(changes).mean(0).tolist()]
+        return means

@@ -38,8 +38,7 @@ def plan_table(name: str, options: Options) -> Iterator[Line]:
     if options.stream not in (None, *streams):
         raise ValueError(f"{name} has {unknown('column', str(options.stream), streams)}")
     selected = [target for target in numbers if options.stream in (None, target.stream) and target.label in rows]
-    if options.buffer is not None:
-        selected = [target for target in selected if target.buffer in (None, options.buffer)]
+    selected = [target for target in selected if options.buffer is None or target.buffer in (None, options.buffer)]
     if not selected or options.buffer not in (None, *buffers):
         raise ValueError(
             f"{name} has no rows {', '.join(options.rows) or '(all)'} with buffer {options.buffer}; it has "
@@ -191,11 +190,8 @@ def _columns(measured: Sequence[Measured]) -> dict[str, dict[str, Measured]]:
         buffers = [entry.line.target.buffer if entry.line.target else None for entry in members]
         for column in sorted({buffer for buffer in buffers if buffer}) or [0]:  # 0: no line names a buffer
             name = f"{stream}, buffer {column}" if column else stream
-            columns[name] = {
-                entry.line.label: entry
-                for entry, buffer in zip(members, buffers, strict=True)
-                if buffer in (None, column)
-            }
+            chosen = [entry for entry, buffer in zip(members, buffers, strict=True) if buffer in (None, column)]
+            columns[name] = {entry.line.label: entry for entry in chosen}
     return columns
 
 
@@ -212,11 +208,8 @@ def draw_table(measured: Sequence[Measured]) -> Figures:
 
 def draw_anytime(measured: Sequence[Measured]) -> Figures:
     """Draw the accuracy after each task, one figure per stream."""
-    streams = grouped(measured, lambda entry: entry.line.stream)
-    return {
-        stream: charts.anytime([Row(entry.line.name, entry.records) for entry in members])
-        for stream, members in streams.items()
-    }
+    streams = grouped(measured, lambda entry: entry.line.stream).items()
+    return {stream: charts.anytime([Row(e.line.name, e.records) for e in members]) for stream, members in streams}
 
 
 def draw_cost(measured: Sequence[Measured]) -> Figures:

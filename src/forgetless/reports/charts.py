@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgetless.experiments.record import Record
 from forgetless.repair.settings import Finetune
+from forgetless.reports.glossary import term
 from forgetless.reports.rows import Row, best_rows, by_stream, family, grouped, pareto_front, profile_row, table_rows
 from forgetless.training.metrics import MeanStd
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-THRESHOLDS = {"FPF": Finetune().threshold, "k-FPF": Finetune.k_fpf().threshold}  # of S_g
+THRESHOLDS = {"FPF": Finetune().threshold, "k-FPF": Finetune.k_fpf().threshold}  # of S_g, by default
 RED = "#e11d48"
 COLOURS = {  # of each family (see ``rows.family``), in three shades; page.html has the same colours
     "alone": ("#6b7280", "#374151", "#9ca3af"),
@@ -23,6 +24,7 @@ COLOURS = {  # of each family (see ``rows.family``), in three shades; page.html 
     "k-fpf": ("#ea580c", "#9a3412", "#fb923c"),
 }
 Point = tuple[float, float]
+Thresholds = Mapping[float, Sequence[str]]  # of S_g, the lowest first, and the repairs that finetune the groups above
 
 
 class GroupChanges(NamedTuple):
@@ -33,10 +35,18 @@ class GroupChanges(NamedTuple):
     detected: list[int]  # the indices at which the detector reported a shift
 
 
-def group_family(score: float | None) -> str:
-    """Return the family (see ``rows.family``) of the first repair whose default threshold a group's S_g exceeds."""
-    above = (name.lower() for name, threshold in THRESHOLDS.items() if score is not None and score > threshold)
-    return next(above, "alone")
+def thresholds(rows: Sequence[Row] = ()) -> Thresholds:
+    """Return the thresholds of the rows that choose groups by S_g, or the defaults if there is no such row."""
+    chosen = [row.settings for row in rows if row.settings["repair"] != "none" and row.settings["groups"] == "auto"]
+    used = sorted({(settings["threshold"], term(settings["repair"])) for settings in chosen})
+    used = used or sorted((threshold, repair) for repair, threshold in THRESHOLDS.items())
+    return {threshold: [repair for value, repair in used if value == threshold] for threshold, _ in used}
+
+
+def group_family(score: float | None, limits: Thresholds) -> str:
+    """Return the family (see ``rows.family``) of the repair with the highest threshold that a group's S_g exceeds."""
+    above = [repairs[0].lower() for threshold, repairs in limits.items() if score is not None and score > threshold]
+    return above[-1] if above else "alone"
 
 
 def numbered(families: Mapping[str, str]) -> dict[str, tuple[str, int]]:
@@ -75,8 +85,8 @@ def draw_records(records: Sequence[Record], folder: Path, formats: Sequence[str]
         if learning_curves(rows):
             drawn["anytime"] = anytime(rows)
         if row := profile_row(rows):
-            drawn["profile"] = profile(row.sensitivity, row.label)
-            drawn["dynamics"] = dynamics(row.records[0], row.label)
+            drawn["profile"] = profile(row.sensitivity, row.label, thresholds(rows))
+            drawn["dynamics"] = dynamics(row.records[0], row.label, limits=thresholds(rows))
         for name, figure in drawn.items():
             files += save(figure, folder, prefix + name, formats)
     return files
@@ -87,7 +97,7 @@ def check_formats(formats: Sequence[str]) -> None:
     for name in formats:
         if name not in FORMATS:
             raise ValueError(f"formats has {name!r}; expected {', '.join(FORMATS)}")
-    _figure(1, 1)
+    _open()
 
 
 def save(figure: Figure, folder: Path, name: str, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -108,7 +118,7 @@ def anytime(rows: Sequence[Row]) -> Figure:
 
 def cost(rows: Sequence[Row]) -> Figure:
     """Draw accuracy over FLOPs, and a line through the rows that no other row beats in both."""
-    figure, axes = _open()
+    figure, (axes,) = _open()
     front = pareto_front(rows)
     axes.plot([row.tflops for row in front], [row.accuracy for row in front], "--", color="0.6", linewidth=1)
     looks = _looks({row.label: family(row.label) for row in rows})
@@ -118,27 +128,28 @@ def cost(rows: Sequence[Row]) -> Figure:
     return _close(figure, axes, "TFLOPs of the whole run", "accuracy (%)")
 
 
-def profile(sensitivity: Mapping[str, float], label: str) -> Figure:
-    """Draw S_g of each group, with the default thresholds of FPF and k-FPF."""
-    figure, axes = _open()
+def profile(sensitivity: Mapping[str, float], label: str, limits: Thresholds) -> Figure:
+    """Draw S_g of each group, with the thresholds of the repairs."""
+    figure, (axes,) = _open()
     groups = list(sensitivity)[::-1]
-    colours = [COLOURS[group_family(sensitivity[group])][0] for group in groups]
+    colours = [COLOURS[group_family(sensitivity[group], limits)][0] for group in groups]
     bars = axes.barh(groups, [sensitivity[group] for group in groups], color=colours)
     axes.bar_label(bars, fmt="%.2f", padding=3)
     if max(sensitivity.values(), default=0.0) > 5:  # batch-norm statistics would dwarf the other groups
         axes.set_xscale("log")
         axes.margins(x=0.15)
-    for name, threshold in THRESHOLDS.items():
-        axes.axvline(threshold, linestyle=":", color="0.4")
-        axes.text(threshold, len(groups) - 0.4, name, ha="center", fontsize=8)
+    for threshold, repairs in limits.items():
+        label_of_line = f"{', '.join(repairs)}: {threshold:g}"
+        axes.axvline(threshold, linestyle=":", color=COLOURS[repairs[0].lower()][1], label=label_of_line)
     return _close(figure, axes, f"sensitivity $S_g$ ({label})")
 
 
-def dynamics(record: Record, title: str, over: str = "epochs") -> Figure:
+def dynamics(record: Record, title: str, over: str = "epochs", limits: Thresholds | None = None) -> Figure:
     """Draw the change of each group: between consecutive epochs, or from task to task (see ``group_changes``)."""
-    figure, axes = _open()
+    figure, (axes,) = _open()
     changes = group_changes(record, over)
-    looks = _looks({group: group_family(record.sensitivity.get(group)) for group in changes.series})
+    scores, limits = record.sensitivity, limits or thresholds()
+    looks = _looks({group: group_family(scores.get(group), limits) for group in changes.series})
     for group, values in changes.series.items():
         axes.plot(range(1, len(values) + 1), values, markersize=3, label=group, **looks[group])
     for index in list(changes.starts)[1:]:
@@ -152,7 +163,7 @@ def dynamics(record: Record, title: str, over: str = "epochs") -> Figure:
 
 def matrix(values: Sequence[Sequence[float]], title: str) -> Figure:
     """Draw the accuracy on each task after each task."""
-    figure, axes = _open()
+    figure, (axes,) = _open()
     shades = {"alone": "Greys", "fpf": "Blues", "k-fpf": "Oranges"}[family(title)]
     image = axes.imshow(values, vmin=0, vmax=100, cmap=shades, aspect="equal" if len(values) > 1 else "auto")
     if len(values[0]) <= 10:
@@ -172,7 +183,7 @@ def curves(
 
     A name that says no repair ("k = 9") has the colour of the repair that the title begins with.
     """
-    figure, axes = _open()
+    figure, (axes,) = _open()
     looks = _looks({label: family(title) if family(label) == "alone" else family(label) for label in series})
     for label, points in series.items():
         axes.plot(*zip(*points, strict=True), label=label, **looks[label])
@@ -192,7 +203,7 @@ def curves(
 
 def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanStd], title: str) -> Figure:
     """Draw the paper's numbers (hollow) and ours as pairs of bars."""
-    figure, axes = _open(7, 0.8 + 0.34 * len(labels))
+    figure, (axes,) = _open(7, 0.8 + 0.34 * len(labels))
     places = [len(labels) - i for i in range(len(labels))]
     colours = [COLOURS[family(label)][0] for label in labels]
     for values, offset, name, fill in ((paper, 0.2, "paper", "white"), (ours, -0.2, "ours", colours)):
@@ -205,11 +216,10 @@ def paired(labels: Sequence[str], paper: Sequence[MeanStd], ours: Sequence[MeanS
 
 def choices(by_repair: Mapping[str, Sequence[Row]], title: str) -> Figure:
     """Draw accuracy, FLOPs and parameters of each choice of groups, the last two relative to the largest."""
-    figure = _figure(8, 3.2 * len(by_repair))
-    panels: Any = figure.subplots(len(by_repair), 1, squeeze=False)
+    figure, panels = _open(8, 3.2 * len(by_repair), len(by_repair))
     largest_cost = max(row.tflops for rows in by_repair.values() for row in rows)
     largest_share = max(row.share for rows in by_repair.values() for row in rows)
-    for axes, (repair, rows) in zip(panels[:, 0], by_repair.items(), strict=True):
+    for axes, (repair, rows) in zip(panels, by_repair.items(), strict=True):
         places = range(len(rows))
         costs, shares = [row.tflops / largest_cost for row in rows], [row.share / largest_share for row in rows]
         axes.bar([i - 0.2 for i in places], costs, 0.38, label="FLOPs", color="0.55")
@@ -230,18 +240,17 @@ def choices(by_repair: Mapping[str, Sequence[Row]], title: str) -> Figure:
 def histograms(layers: Mapping[str, Mapping[str, Sequence[float]]], title: str) -> Figure:
     """Draw for each layer how the changes of its filters are distributed, ``within`` a task and ``across`` tasks."""
     lines = -(-len(layers) // 4)
-    figure = _figure(10, 2.3 * lines)
-    panels: Any = figure.subplots(lines, 4, squeeze=False)
-    for axes in panels.flat[len(layers) :]:
+    figure, panels = _open(10, 2.3 * lines, lines, 4)
+    for axes in panels[len(layers) :]:
         axes.set_visible(False)
-    for axes, (name, changes) in zip(panels.flat, layers.items(), strict=False):
+    for axes, (name, changes) in zip(panels, layers.items(), strict=False):
         top = max(*changes["within"], *changes["across"])
         bins = [top * i / 20 for i in range(21)]
         axes.hist(changes["within"], bins, alpha=0.6, label="within a task", color="0.7")
         axes.hist(changes["across"], bins, alpha=0.6, label="across tasks", color="0.2")
         axes.set_title(name, fontsize=9)
         axes.tick_params(labelsize=7)
-    panels.flat[0].legend(frameon=False, fontsize=7)
+    panels[0].legend(frameon=False, fontsize=7)
     figure.suptitle(f"{title}: filters by their mean absolute change", fontsize=10)
     figure.tight_layout()
     return figure
@@ -255,19 +264,14 @@ def _looks(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _figure(width: float, height: float) -> Figure:
-    """Return an empty figure of this size in inches."""
+def _open(width: float = 6.4, height: float = 4, lines: int = 1, columns: int = 1) -> tuple[Figure, list[Any]]:
+    """Return a figure of this size in inches and the axes of its panels."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError("figures need matplotlib: pip install 'forgetless[plot]'") from None
-    return Figure(figsize=(width, height))
-
-
-def _open(width: float = 6.4, height: float = 4) -> tuple[Figure, Any]:
-    """Return a figure and its axes."""
-    figure = _figure(width, height)
-    return figure, figure.subplots()
+    figure = Figure(figsize=(width, height))
+    return figure, list(figure.subplots(lines, columns, squeeze=False).flat)
 
 
 def _close(figure: Figure, axes: Any, x: str, y: str = "", title: str = "") -> Figure:

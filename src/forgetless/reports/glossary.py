@@ -3,44 +3,27 @@
 The entries are in ``glossary.json``. The first name of an entry is the one shown. A hyphen is part of a word.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
 
-
-@cache
-def _entries() -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = json.loads(
-        files("forgetless.reports").joinpath("glossary.json").read_text(encoding="utf-8")
-    )
-    return entries
-
-
-@cache
-def _by_name() -> dict[str, dict[str, Any]]:
-    """Return the entry of each name; a name that two entries share belongs to the first."""
-    return {name: entry for entry in reversed(_entries()) for name in entry["names"]}
-
-
-@cache
-def _pattern() -> re.Pattern[str]:
-    names = sorted(map(re.escape, _by_name()), key=len, reverse=True)
-    return re.compile(rf"(?<![\w-])(?:{'|'.join(names)})(?![\w-])")
+ENTRIES: list[dict[str, Any]] = json.loads(
+    files("forgetless.reports").joinpath("glossary.json").read_text(encoding="utf-8")
+)
+BY_NAME = {name: entry for entry in reversed(ENTRIES) for name in entry["names"]}  # a shared name is the first entry's
+PATTERN = re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(map(re.escape, BY_NAME), key=len, reverse=True))})(?![\w-])")
 
 
 def term(name: str) -> str:
     """Return how the literature writes the name of a method (DER++ for derpp), or the name if it is unknown."""
-    return str(_by_name()[name]["names"][0]) if name in _by_name() else name
+    return str(BY_NAME[name]["names"][0]) if name in BY_NAME else name
 
 
 def meaning(name: str) -> str:
     """Return the explanation of a name, or an empty text if it is unknown."""
-    return str(_by_name()[name]["text"]) if name in _by_name() else ""
+    return str(BY_NAME[name]["text"]) if name in BY_NAME else ""
 
 
 def with_links(text: str) -> str:
@@ -49,14 +32,14 @@ def with_links(text: str) -> str:
     def link(name: re.Match[str]) -> str:
         return f'<a class="term" href="#{_anchor(term(name[0]))}" title="{escape(meaning(name[0]))}">{name[0]}</a>'
 
-    return _pattern().sub(link, escape(text))
+    return PATTERN.sub(link, escape(text))
 
 
 def glossary(page: str) -> str:
     """Return the entries whose names occur in the text of a page, as items of a definition list."""
-    occurring = set(_pattern().findall(re.sub("<[^>]*>", " ", page)))
+    occurring = set(PATTERN.findall(re.sub("<[^>]*>", " ", page)))
     items = []
-    for entry in _entries():
+    for entry in ENTRIES:
         if occurring & set(entry["names"]):
             name = entry["names"][0]
             source = f' <a href="{entry["link"]}">{escape(entry["source"])}</a>' if "link" in entry else ""

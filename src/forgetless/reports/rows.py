@@ -1,7 +1,5 @@
 """Rows of a table: the records of one configuration, averaged over seeds. Imports no torch."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -27,6 +25,11 @@ class Row:
 
     label: str
     records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        """The label without settings."""
+        return self.label.split(",")[0]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -80,11 +83,6 @@ class Row:
         known = {group: [score for score in values if score is not None] for group, values in scores.items()}
         return {group: mean(values) for group, values in known.items() if values}
 
-    @property
-    def moved_by_finetuning(self) -> bool:
-        """Whether finetuning during training (k-FPF) is part of the changes behind ``sensitivity``."""
-        return bool(self.settings["repair"] == "k-fpf")
-
 
 def table_rows(records: Sequence[Record]) -> list[Row]:
     """Return one row per configuration (all settings except the seed), in order of first appearance.
@@ -128,11 +126,8 @@ def by_stream(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 def best_first(records: Sequence[Record]) -> list[Record]:
     """Return the records of each stream sorted by the mean accuracy of their row, then by seed."""
-    ordered: list[Record] = []
-    for members in by_stream(records).values():
-        for row in sorted(table_rows(members), key=lambda row: -row.accuracy):
-            ordered += sorted(row.records, key=lambda record: record.settings["seed"])
-    return ordered
+    tables = [sorted(table_rows(members), key=lambda row: -row.accuracy) for members in by_stream(records).values()]
+    return [r for rows in tables for row in rows for r in sorted(row.records, key=lambda r: r.settings["seed"])]
 
 
 def profile_row(rows: Sequence[Row]) -> Row | None:
@@ -141,8 +136,8 @@ def profile_row(rows: Sequence[Row]) -> Row | None:
     S_g of k-FPF includes what its finetunings moved, so such a row is only the last resort.
     """
     scored = [row for row in rows if row.sensitivity]
-    undisturbed = [row for row in scored if not row.moved_by_finetuning]
-    sgd = [row for row in undisturbed if row.label.split(",")[0] == "sgd"]
+    undisturbed = [row for row in scored if row.settings["repair"] != "k-fpf"]
+    sgd = [row for row in undisturbed if row.name == "sgd"]
     return next(iter(sgd or undisturbed or scored), None)
 
 

@@ -1,18 +1,15 @@
 """What the rows of a stream show, in sentences and headline numbers. Imports no torch.
 
-Only rows with the same network, epochs, order of tasks and buffer are compared. Rows on validation are ignored if the
-stream has other rows. A difference counts if it exceeds two standard errors. The noise of single runs is unknown, and
-the sentences say so.
+Only rows with the same network, epochs, order of tasks and buffer are compared, and of several rows of a method the
+best counts. Rows on validation are ignored if the stream has other rows. A difference counts if it exceeds two standard
+errors. The noise of single runs is unknown, and the sentences say so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import hypot, sqrt
 from statistics import mean
-from typing import NamedTuple
 
-from forgetless.config.units import quantity
 from forgetless.reports.glossary import term
 from forgetless.reports.rows import Row, family, grouped, plus_minus
 from forgetless.training.metrics import mean_std
@@ -22,110 +19,69 @@ SETUP = ("network", "epochs", "order", "buffer")  # what compared rows have in c
 PARAGRAPHS = 4  # a large sweep has more setups than anyone reads about
 
 
-class Result(NamedTuple):
-    """The accuracies of a row, one per seed, and its mean FLOPs: at the end, or before the repair at the end."""
-
-    name: str
-    row: Row
-    accuracies: list[float]
-    flops: float
-
-    @property
-    def accuracy(self) -> float:
-        return mean(self.accuracies)
-
-
-class Comparison(NamedTuple):
+class Setup:
     """The rows of one setup, the least accurate first, and the best of them by method."""
 
-    setup: str
-    rows: list[Row]
-    fpf: dict[str, Result]
-    before: dict[str, Result]  # what FPF repaired: the same runs before it, or else a row of the method alone
-    k_fpf: Result | None
-    repaired: Result | None  # the best of both
-    alone: dict[str, Result]  # a row of the method alone, or else the runs that FPF repaired, before it
-    replays: list[Result]  # the two most accurate methods that replay, the cheaper one first
-    base: Result | None  # what FLOPs are compared with: plain SGD, or else the cheaper replay
+    def __init__(self, name: str, rows: list[Row]) -> None:
+        self.name, self.rows = name, rows
+        self.fpf, k_fpf, alone = (
+            {row.settings["method"]: row for row in rows if family(row.label) == repair}
+            for repair in ("fpf", "k-fpf", "alone")
+        )
+        self.k_fpf, self.repaired = _best(k_fpf.values()), _best([*self.fpf.values(), *k_fpf.values()])
+        # A row of the method alone, or else the runs that FPF repaired, before it.
+        self.alone = {method: before for method, after in self.fpf.items() if (before := _before(after))} | alone
+        replays = sorted((row for method, row in self.alone.items() if method in REPLAY), key=lambda row: row.accuracy)
+        self.replays = sorted(replays[-2:], key=lambda row: row.tflops)
+        self.base = self.alone.get("sgd") or next(iter(self.replays), None)  # what FLOPs are compared with
+
+    def before(self, after: Row) -> Row | None:
+        """Return what FPF repaired: the same runs before it, or else a row of the method alone."""
+        return _before(after) or self.alone.get(after.settings["method"])
 
 
-def comparisons(rows: Sequence[Row]) -> list[Comparison]:
-    """Return a comparison per setup; sgd and joint have no buffer and belong to the setups of every buffer."""
+def setups(rows: Sequence[Row]) -> list[Setup]:
+    """Return the rows by setup; sgd and joint have no buffer and belong to the setups of every buffer."""
     tested = [row for row in rows if not row.settings["validation"]] or rows
     ranked = sorted(tested, key=lambda row: row.accuracy)
-    setups: dict[tuple[str, ...], list[Row]] = {}
-    for shared, members in grouped(ranked, lambda row: tuple(str(row.settings.get(key)) for key in SETUP[:-1])).items():
-        buffered = {
-            r.label: str(r.settings["buffer"]) for r in members if r.label.split(",")[0] not in ("sgd", "joint")
-        }
-        for buffer in dict.fromkeys(buffered.values()) or ("none",):
+    members: dict[tuple[str, ...], list[Row]] = {}
+    for shared, same in grouped(ranked, lambda row: tuple(str(row.settings.get(key)) for key in SETUP[:-1])).items():
+        buffers = {row.label: str(row.settings["buffer"]) for row in same if row.name not in ("sgd", "joint")}
+        for buffer in dict.fromkeys(buffers.values()) or ("none",):
             key = (*shared, buffer)
-            setups[key] = [row for row in members if buffered.get(row.label, buffer) == buffer]
-    differing = [i for i, values in enumerate(zip(*setups, strict=True)) if len(set(values)) > 1]
-    return [_compare(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in setups.items()]
-
-
-def _compare(setup: str, rows: list[Row]) -> Comparison:
-    fpf, k_fpf, own = (
-        {row.settings["method"]: _result(row) for row in rows if family(row.label) == name}
-        for name in ("fpf", "k-fpf", "alone")
-    )
-    own = {method: result._replace(name=_name(method)) for method, result in own.items()}
-    unrepaired = {method: before for method, after in fpf.items() if (before := _before(after.row))}
-    alone = unrepaired | own
-    replays = sorted((alone[method] for method in REPLAY if method in alone), key=lambda replay: replay.accuracy)[-2:]
-    replays.sort(key=lambda replay: replay.flops)
-    base = alone.get("sgd") or next(iter(replays), None)
-    best = _best([*fpf.values(), *k_fpf.values()])
-    return Comparison(setup, rows, fpf, own | unrepaired, _best(k_fpf.values()), best, alone, replays, base)
+            members[key] = [row for row in same if buffers.get(row.label, buffer) == buffer]
+    differing = [i for i, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
+    return [Setup(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in members.items()]
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
     """Return a paragraph per setup on what repair brings and what it costs; of many setups, the largest with repair."""
-    compared = comparisons(rows)
-    largest = sorted(compared, key=lambda comparison: (comparison.repaired is None, -len(comparison.rows)))
-    return [_paragraph(comparison) for comparison in compared if comparison in largest[:PARAGRAPHS]]
+    found = setups(rows)
+    largest = sorted(found, key=lambda setup: (setup.repaired is None, -len(setup.rows)))
+    return [_paragraph(setup) for setup in found if setup in largest[:PARAGRAPHS]]
 
 
-def _paragraph(comparison: Comparison) -> str:
-    setup, rows, fpf, before, k_fpf, best, alone, replays, base = comparison
-    sgd, joint, sentences = alone.get("sgd"), alone.get("joint"), []
-    if sgd:
+def _paragraph(setup: Setup) -> str:
+    alone, sentences = setup.alone, []
+    if sgd := alone.get("sgd"):
         sentences.append(f"Plain SGD ends at {sgd.accuracy:.1f} %.")
-    if after := fpf.get("sgd"):
-        repairing, outcome = (
-            f"Repairing {_share(after)} of its parameters",
-            _outcome(before.get("sgd"), after, "brings it to"),
-        )
-        sentences.append(f"{repairing} afterwards (FPF) {outcome}{_cost(after, base)}.")
-    if k_fpf:
-        repairing, outcome = f"Repairing {_share(k_fpf)} of the parameters", _outcome(sgd, k_fpf, "reaches")
-        sentences.append(f"{repairing} at intervals ({k_fpf.name}) {outcome}{_cost(k_fpf, base)}.")
-    if replays:
-        ends = [f"{replay.accuracy:.1f} % ({replay.name}{_cost(replay, base)})" for replay in replays]
-        sentences.append(f"Replay at every step ends at {' and '.join(ends)}.")
-    if after := _best(result for method, result in fpf.items() if method != "sgd"):
-        method = after.row.settings["method"]
-        old = before.get(method)
-        outcome = _outcome(old, after, f"brings it from {old.accuracy:.1f} % to" if old else "")
-        repairing = f"Repairing {_share(after)} of the parameters after {_name(method)} (FPF)"
-        sentences.append(f"{repairing} {outcome}{_cost(after, old or base)}.")
-    changes = [_change(before[method], after) for method, after in fpf.items() if method in before]
-    if len(changes) > 2 and all(len(after.accuracies) > 1 for after in fpf.values()):
-        sentences.append(f"FPF helps {sum(c > 0 for c in changes)} of {len(changes)} methods beyond noise.")
-    if best is None:
-        top = f"{rows[-1].label} with {rows[-1].accuracy:.1f} %"
-        sentences.append(f"No row is repaired; the best of {len(rows)} is {top}.")
-    if joint:
-        change = _change(best, joint) if best else 0.0
-        against = f"{abs(change):.1f} points {'above' if change > 0 else 'below'}" if change else "within noise of"
-        against = f", {against} {best.name}" if best else ""
-        sentences.append(f"Training on all tasks at once (joint) ends at {joint.accuracy:.1f} %{against}.")
-    if len({row.label.split(",")[0] for row in rows}) < len(rows):
-        sentences.append("Of several settings of a method, the best row counts.")
-    if any(len(row.records) == 1 for row in rows):
+    others = _best(row for method, row in setup.fpf.items() if method != "sgd")
+    for after in filter(None, (setup.fpf.get("sgd"), others, setup.k_fpf)):
+        when, before = "at intervals" if after is setup.k_fpf else "afterwards", setup.before(after)
+        repairing = f"Repairing {_share(after)} of the parameters {when} ({_name(after)})"
+        sentences.append(_sentence(repairing, after, before or sgd, before or setup.base))
+    for replay in setup.replays:
+        sentences.append(_sentence(f"Replay at every step ({_name(replay)})", replay, base=setup.base))
+    if gdumb := alone.get("gdumb"):
+        sentences.append(_sentence("Training on the buffer alone (GDumb)", gdumb))
+    if setup.repaired is None:
+        top = setup.rows[-1]
+        sentences.append(f"No row is repaired; the best of {len(setup.rows)} is {top.label} with {top.accuracy:.1f} %.")
+    if joint := alone.get("joint"):
+        sentences.append(_sentence("Training on all tasks at once (joint)", joint, setup.repaired))
+    if any(len(row.records) == 1 for row in setup.rows):
         sentences.append("Rows without ± are single runs, whose noise is unknown.")
-    return (f"{setup[0].upper()}{setup[1:]}: " if setup else "") + " ".join(sentences)
+    return (f"{setup.name[0].upper()}{setup.name[1:]}: " if setup.name else "") + " ".join(sentences)
 
 
 def cards(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
@@ -133,77 +89,68 @@ def cards(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
 
     The first is about the best repaired row. The others are about FPF after plain SGD, else the best FPF, else k-FPF.
     """
-    repaired = [(comparison.repaired, comparison) for comparison in comparisons(rows) if comparison.repaired]
+    repaired = [(setup.repaired, setup) for setup in setups(rows) if setup.repaired]
     if not repaired:
         return []
-    best, comparison = max(repaired, key=lambda pair: pair[0].accuracy)
-    fpf, where = comparison.fpf, f", {comparison.setup}" if comparison.setup else ""
-    after = fpf.get("sgd") or _best(fpf.values()) or best
-    before = comparison.before.get(after.row.settings["method"])
-    accuracy = plus_minus(best.row.accuracies, len(best.row.records), 1)
-    shown = [("Best accuracy with repair", f"{accuracy} %", f"{best.name}{where}")]
-    if before:
+    best, setup = max(repaired, key=lambda pair: pair[0].accuracy)
+    after = setup.fpf.get("sgd") or _best(setup.fpf.values()) or best
+    accuracy = plus_minus(best.accuracies, len(best.records), 1)
+    shown = [("Best accuracy with repair", f"{accuracy} %", _name(best))]
+    if before := setup.before(after):
         gain = f"{after.accuracy - before.accuracy:+.1f} points".replace("-", "\N{MINUS SIGN}")
-        noise = "" if _change(before, after) else "; within noise"
-        shown.append(("Gain by repair", gain, f"{after.name} compared with {before.name} alone{where}{noise}"))
-    shown.append(("Parameters repaired", _share(after), f"{after.name}{where}"))
-    if (base := next(iter(comparison.replays), comparison.base)) and base.flops:
-        title = f"Compute compared with {'replay' if comparison.replays else base.name}"
-        shown.append((title, f"{after.flops / base.flops:.2f} ×", f"{after.name} compared with {base.name}{where}"))
-    return shown
+        noise = "" if _change(before, after) else ", within noise"
+        shown.append(("Gain by repair", gain, f"{_name(after)} compared with {_name(before)} alone{noise}"))
+    shown.append(("Parameters repaired", _share(after), _name(after)))
+    if (base := next(iter(setup.replays), setup.base)) and base.tflops:
+        title = f"Compute compared with {'replay' if setup.replays else _name(base)}"
+        shown.append((title, f"{after.tflops / base.tflops:.2f} ×", f"{_name(after)} compared with {_name(base)}"))
+    return [(title, value, ", ".join(filter(None, (note, setup.name)))) for title, value, note in shown]
 
 
-def _best(results: Iterable[Result]) -> Result | None:
-    return max(results, key=lambda result: result.accuracy, default=None)
+def _best(rows: Iterable[Row]) -> Row | None:
+    return max(rows, key=lambda row: row.accuracy, default=None)
 
 
-def _result(row: Row) -> Result:
-    return Result(row.label.split(",")[0], row, [record.accuracy for record in row.records], round(row.tflops * 1e12))
+def _before(row: Row) -> Row | None:
+    """Return the runs of a row as they were before FPF, if that was recorded."""
+    records = []
+    for record in row.records if family(row.label) == "fpf" else ():
+        if record.before_finetuning:
+            flops = {phase: count for phase, count in record.flops.items() if phase != "finetune"}
+            records.append(replace(record, accuracy=mean(record.before_finetuning), flops=flops))
+    return Row(row.settings["method"], tuple(records)) if len(records) == len(row.records) else None
 
 
-def _before(row: Row) -> Result | None:
-    """Return what the runs of a row were before FPF, if that was recorded."""
-    accuracies = [mean(record.before_finetuning) for record in row.records if record.before_finetuning]
-    flops = mean(sum(record.flops.values()) - record.flops.get("finetune", 0) for record in row.records)
-    return (
-        Result(_name(row.settings["method"]), row, accuracies, flops) if len(accuracies) == len(row.records) else None
-    )
+def _name(row: Row) -> str:
+    if family(row.label) != "alone":
+        return row.name
+    return "plain SGD" if row.name == "sgd" else term(row.name)
 
 
-def _name(method: str) -> str:
-    return "plain SGD" if method == "sgd" else term(method)
+def _share(row: Row) -> str:
+    return f"{100 * row.share:.3g} %"
 
 
-def _share(result: Result) -> str:
-    share = 100 * result.row.share
-    return f"{share:.{2 if share < 1 else 1 if share < 10 else 0}f} %"
+def _sentence(what: str, row: Row, other: Row | None = None, base: Row | None = None) -> str:
+    """Return a sentence on an accuracy, how it compares with another, and the FLOPs relative to a third row."""
+    text = f"{what} reaches {row.accuracy:.1f} %"
+    if other:
+        change = _change(other, row)
+        points = f"{abs(change):.1f} points {'above' if change > 0 else 'below'}" if change else "within noise of"
+        text += f", {points} {_name(other)}"
+    if base and base.tflops and row is not base:
+        text += f", at {row.tflops / base.tflops:.2f} times the compute"
+        text += "" if base.name == "sgd" else f" of {_name(base)}"
+    return f"{text}."
 
 
-def _cost(result: Result, base: Result | None) -> str:
-    """Return a phrase on the FLOPs of a result: relative to another result if there is one, which may be itself."""
-    if base is None or not base.flops or result == base:
-        return "" if base else f", at {quantity(result.flops, 'FLOPs')}"
-    ratio = result.flops / base.flops
-    of = "" if base.name == "plain SGD" else f" of {base.name}"
-    return f", at {ratio:.{2 if ratio < 1.1 else 1}f} times the compute{of}"
-
-
-def _change(before: Result, after: Result) -> float:
+def _change(before: Row, after: Row) -> float:
     """Return the change in points, or 0 if it is at most two standard errors; of single runs, the plain difference.
 
     Accuracies before and after a repair of the same runs are compared run by run.
     """
     change = after.accuracy - before.accuracy
-    samples = [before.accuracies, after.accuracies]
-    if before.row is after.row:
+    samples = [[record.accuracy for record in row.records] for row in (before, after)]
+    if [record.id for record in before.records] == [record.id for record in after.records]:
         samples = [[new - old for old, new in zip(*samples, strict=True)]]
     return change if abs(change) > 2 * hypot(*(mean_std(sample).std / sqrt(len(sample)) for sample in samples)) else 0.0
-
-
-def _outcome(before: Result | None, after: Result, better: str) -> str:
-    """Return where a repair ends, in words that depend on whether it helps."""
-    change = _change(before, after) if before else 0.0
-    if change > 0:
-        return f"{better} {after.accuracy:.1f} %"
-    against = f", {'below' if change else 'within noise of'} {before.name} ({before.accuracy:.1f} %)" if before else ""
-    return f"ends at {after.accuracy:.1f} %{against}"
