@@ -59,7 +59,8 @@ def measure(seed: int) -> dict[str, Any]:
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    return round(100 * (model(x).argmax(1) == y).float().mean().item(), 1)
+    hits: Tensor = (model(x).argmax(1) == y).float().mean()
+    return round(100 * hits.item(), 1)
 
 
 def main() -> None:

@@ -87,7 +87,7 @@ ALL = "Repairing 100 % of the parameters"
         (
             ["er", "k-fpf-ce"],
             f"{ALL} at intervals (k-fpf-ce) reaches 50.0 %, at 1.00 times the compute of ER. "
-            "Replay at every step (ER) reaches 50.0 %.",
+            "Replay at every step (ER) reaches 50.0 %, within noise of k-fpf-ce.",
         ),
         (
             ["er", "derpp", "fpf+er"],

@@ -71,7 +71,8 @@ def _paragraph(setup: Setup) -> str:
         repairing = f"Repairing {_share(after)} of the parameters {when} ({_name(after)})"
         sentences.append(_sentence(repairing, after, before or sgd, before or setup.base))
     for replay in setup.replays:
-        sentences.append(_sentence(f"Replay at every step ({_name(replay)})", replay, base=setup.base))
+        what, repaired = f"Replay at every step ({_name(replay)})", setup.fpf.get("sgd") or setup.k_fpf
+        sentences.append(_sentence(what, replay, repaired, setup.base))
     if gdumb := alone.get("gdumb"):
         sentences.append(_sentence("Training on the buffer alone (GDumb)", gdumb))
     if setup.repaired is None:
