@@ -6,7 +6,7 @@ Zhao, Zhou, Long, Jiang & Zhang, "Does Continual Learning Equally Forget All Par
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.20.0"
+__version__ = "0.21.0"
 
 if TYPE_CHECKING:
     from forgetless import networks as networks

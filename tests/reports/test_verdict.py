@@ -40,9 +40,9 @@ def test_the_verdict_compares_repair_with_sgd_and_replay(row):
     ]
     assert verdict(rows) == [
         "Plain SGD ends at 19.0 %. Repairing 6 % of the parameters afterwards (fpf+sgd) reaches 83.0 %, 64.0 points "
-        "above plain SGD, at 1.10 times the compute. Replay at every step (ER) reaches 80.0 %, 3.0 points below fpf+sgd, at 2.00 times the "
-        "compute. Training on the buffer alone (GDumb) reaches 67.8 %. Training on all tasks at once (joint) reaches "
-        "95.0 %, 12.0 points above fpf+sgd."
+        "above plain SGD, at 1.10 times the compute. Replay at every step (ER) reaches 80.0 %, 3.0 points below "
+        "fpf+sgd, at 2.00 times the compute. Training on the buffer alone (GDumb) reaches 67.8 %. Training on all "
+        "tasks at once (joint) reaches 95.0 %, 12.0 points above fpf+sgd."
     ]
     assert cards(rows) == [
         ("Best accuracy with repair", "83.0 ± 1.4 %", "fpf+sgd"),
