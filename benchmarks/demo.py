@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _summary(result: SearchResult) -> dict[str, Any]:
-    """Return what was tried, what was chosen, and the accuracy, compute and repaired share on the test set."""
+    """Return the grid, the chosen point, and the accuracy, compute and repaired share on the test set."""
     first = result.records[0]
     return {
         "chosen": result.chosen,
