@@ -56,7 +56,9 @@ def draw_example() -> None:
         axes.plot(places, curve, color=shade, linewidth=2)
         axes.plot([places[-1], repaired], [curve[-1], after], color=BLUE, linewidth=2.4, marker="o", markersize=6)
         axes.text(*place, label, color=GREY, ha="center")
-    before, after = (mean(values) for values in zip(*((r["curve"][-1][0], r["repaired"][0]) for r in runs), strict=True))
+    before, after = (
+        mean(values) for values in zip(*((r["curve"][-1][0], r["repaired"][0]) for r in runs), strict=True)
+    )
     axes.axvline(steps, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
     axes.text(steps / 2, 106, "training on digits", ha="center")
     axes.text(1.5 * steps, 106, "training on their negatives", ha="center")
