@@ -21,9 +21,9 @@ from typing import Any
 from committed import add, search, search_file
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Planned
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.experiments.sweep import RunDone, RunFailed, sweep
+from forgetless.experiments.sweep import sweep
 
 BASE = {"buffer": 500, "network": "mlp", "epochs": 1, "batch": 10}
 GRIDS: dict[str, dict[str, list[Any]]] = {

@@ -10,25 +10,10 @@ os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when i
 import pytest
 import torch
 
-from forgetless.training.contract import SyncDetector
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
-
-
-class NoSync(SyncDetector):
-    """Fails where a GPU-to-CPU sync would happen."""
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        assert not self.found, f"the host reads: {self.found}"
-
-
-@pytest.fixture
-def no_host_read() -> NoSync:
-    return NoSync()
 
 
 def global_switches() -> dict[str, object]:

@@ -7,8 +7,8 @@ from calls import forgetless, leave
 
 from forgetless.cli import demo
 from forgetless.experiments import record
+from forgetless.experiments.jobs import RunDone
 from forgetless.experiments.pack import run_lanes
-from forgetless.experiments.sweep import RunDone
 
 
 def test_reproductions_with_other_seeds_have_other_files(records, tmp_path):

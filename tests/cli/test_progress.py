@@ -8,10 +8,9 @@ from rich.console import Console
 from forgetless.cli import completion, output, progress
 from forgetless.cli.progress import Estimate, SweepProgress
 from forgetless.experiments import checkpoint
-from forgetless.experiments.jobs import RunStarted
+from forgetless.experiments.jobs import RunDone, RunFailed, RunStarted
 from forgetless.experiments.labels import labels
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import RunDone, RunFailed
 
 
 @pytest.fixture

@@ -145,14 +145,3 @@ def test_a_method_that_cannot_be_built_says_why(tmp_path, monkeypatch):
         build_method(resolve("seq-digits", "half:Needs", {})[0])
     with pytest.raises(ValueError, match="half:Stepless cannot be made: .*step"):
         build_method(resolve("seq-digits", "half:Stepless", {})[0])
-
-
-def test_a_network_that_is_returned_twice_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "shared_one.py").write_text(
-        "from torch import nn\nshared = nn.Sequential(nn.Flatten(), nn.Linear(4, 6))\ndef make():\n    return shared\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    settings = resolve("seq-digits", "sgd", {"network": "shared_one:make"})[0]
-    assert build_network(settings, small_stream()) is not None
-    with pytest.raises(ValueError, match="network 'shared_one:make' returns the same object again; it must return a"):
-        build_network(settings, small_stream())

@@ -8,11 +8,11 @@ import pytest
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments.checkpoint import Stop, Stopped
 from forgetless.experiments.finished import find_current, set_aside
-from forgetless.experiments.jobs import Planned
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed
 from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import RunDone, RunFailed, error_path, sweep
+from forgetless.experiments.sweep import error_path, sweep
 from forgetless.training.events import Began
 
 METHOD = """

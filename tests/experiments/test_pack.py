@@ -7,7 +7,7 @@ from forgetless import NonFiniteError
 from forgetless.experiments import checkpoint, record
 from forgetless.experiments.build import build_run, build_stream
 from forgetless.experiments.checkpoint import CheckpointedRun, Stop, Stopped
-from forgetless.experiments.jobs import Planned, run_job
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed, run_job
 from forgetless.experiments.pack import _Pack, run_lanes
 from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
@@ -50,24 +50,24 @@ def test_a_failed_run_in_lanes_stops_no_other():
     assert results[settings[2].id].accuracy > 15
 
 
-def test_a_job_returns_outcomes_by_id(tmp_path):
+def test_a_job_returns_how_each_run_ended(tmp_path):
     runs = [Planned(*resolve("seq-digits", "sgd", {**QUICK, "lr": rate})) for rate in (0.1, 1e20)]
     done, failed = run_job(runs, None, tmp_path)
-    assert (done.id, done.error) == (runs[0].settings.id, None)
+    assert done == RunDone(runs[0].settings)
     assert done.record.sources == runs[0].sources
-    assert (failed.id, failed.record) == (runs[1].settings.id, None)
+    assert failed == RunFailed(runs[1].settings, failed.error)
     assert failed.error.startswith("NonFiniteError: ")
     assert "Traceback" in failed.trace
 
 
-def test_the_error_of_a_file_has_no_trace(tmp_path):
+def test_a_run_whose_file_is_corrupt_is_lost(tmp_path):
     planned = Planned(*resolve("seq-digits", "sgd", QUICK))
     file = checkpoint.path(tmp_path, planned.settings)
     file.parent.mkdir()
     file.write_bytes(b"damaged")
     (outcome,) = run_job([planned], None, tmp_path)
     assert "is corrupt" in outcome.error
-    assert outcome.trace is None
+    assert outcome.lost
 
 
 FINETUNINGS = [

@@ -8,10 +8,10 @@ import pytest
 from forgetless.experiments import ray as cluster
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import RunStarted
+from forgetless.experiments.jobs import RunFailed, RunStarted
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.run import run as run_settings
-from forgetless.experiments.sweep import RunFailed, sweep
+from forgetless.experiments.sweep import sweep
 from helpers import LIMIT, lasting, wait_until
 
 QUICK = {"stream": "seq-digits", "epochs": 3, "batch": 50, "replay": 50}

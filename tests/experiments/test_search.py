@@ -6,11 +6,11 @@ import pytest
 
 from forgetless.experiments import record, workers
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Outcome, RunStarted, run_job
+from forgetless.experiments.jobs import RunDone, RunFailed, RunStarted, run_job
 from forgetless.experiments.run import run as run_settings
 from forgetless.experiments.search import SearchResult, paper_grid, points_per_seed, read_grid, search
 from forgetless.experiments.settings import resolve
-from forgetless.experiments.sweep import RunDone, RunFailed, error_path
+from forgetless.experiments.sweep import error_path
 
 SHARED = {"epochs": 1, "batch": 50, "replay": 50}
 
@@ -170,7 +170,7 @@ def test_a_lost_run_is_repeated_once(deaths, tmp_path, monkeypatch):
         for run in runs:
             if run.settings.lr == 0.2 and left:
                 left -= 1
-                yield Outcome(run.settings.id, error="its process ended with exit code -9")
+                yield RunFailed(run.settings, "its process ended with exit code -9", lost=True)
             else:
                 yield from run_job([run], 1, out)
 

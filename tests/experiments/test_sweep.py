@@ -15,11 +15,12 @@ from forgetless.experiments import record
 from forgetless.experiments.checkpoint import load
 from forgetless.experiments.checkpoint import path as checkpoint_path
 from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import RunDone, RunFailed
 from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.run import run as run_settings
 from forgetless.experiments.storage import Schedule
-from forgetless.experiments.sweep import RunDone, RunFailed, error_path, sweep
+from forgetless.experiments.sweep import error_path, sweep
 from forgetless.methods.er import ER
 from forgetless.training.events import Stepped
 from helpers import lasting

@@ -13,10 +13,10 @@ import pytest
 from forgetless.experiments import record, workers
 from forgetless.experiments.checkpoint import load
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Outcome
+from forgetless.experiments.jobs import RunDone
 from forgetless.experiments.plan import expand_plan, read_plan
 from forgetless.experiments.run import run as run_settings
-from forgetless.experiments.sweep import RunDone, error_path, sweep
+from forgetless.experiments.sweep import error_path, sweep
 from helpers import LIMIT, command, lasting, wait_until
 
 QUICK = {"stream": "seq-digits", "epochs": 1, "batch": 50, "replay": 50}
@@ -102,7 +102,7 @@ def test_cpu_jobs_do_not_wait_for_gpu_jobs(tmp_path, monkeypatch):
 
         def receive(self):
             busy.append(sum(not worker.job.on_gpu for worker in pool))
-            yield Outcome(self.runs.popitem()[0])
+            yield RunDone(self.runs.popitem()[1].settings)
 
         def dismiss(self):
             pool.remove(self)
@@ -111,8 +111,7 @@ def test_cpu_jobs_do_not_wait_for_gpu_jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "visible_gpus", lambda: ["0", "1"])
     monkeypatch.setattr(workers, "wait", lambda ready: [min(ready, key=lambda worker: worker.job.on_gpu)])
     runs = expand_plan(QUICK | {"method": "er", "device": ["cuda", "cpu"], "seeds": 4, "precision": "fp32"})
-    devices = {run.settings.id: run.settings.device for run in runs}
-    ended = [devices[outcome.id] for outcome in workers.execute(runs, tmp_path, Execution(workers=2))]
+    ended = [event.settings.device for event in workers.execute(runs, tmp_path, Execution(workers=2))]
     assert ended == ["cpu"] * 4 + ["cuda"] * 4
     assert max(busy) == 2
 

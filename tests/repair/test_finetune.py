@@ -19,7 +19,7 @@ from forgetless.repair.finetune import Finetuning, Schedule
 from forgetless.repair.objective import Objective, call
 from forgetless.repair.restoring import Restorer
 from forgetless.repair.settings import Finetune
-from forgetless.training.contract import SyncDetector
+from forgetless.training.contract import detect_syncs
 
 RESNET_GROUPS = ["conv1", "block1", "block2", "block3", "block4", "bn.affine", "bn.stats", "fc"]
 
@@ -268,9 +268,9 @@ def test_a_step_does_not_synchronise():
         model = networks.resnet18(5, width=4)
         names = [name for group in forgetless.groups(model).values() for name in group]
         buffer = filled(logits=torch.randn(64, 5))
-        with SyncDetector() as counter:
+        with detect_syncs() as syncs:
             finetune(model, buffer, names, steps=steps, distill=0.1)
-        return len(counter.found)
+        return len(syncs)
 
     assert reads(2) == reads(9) > 0
 

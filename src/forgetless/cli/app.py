@@ -3,8 +3,6 @@
 Only commands that train import torch, so that help and lists appear at once.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import traceback

@@ -1,8 +1,6 @@
 """Names that a shell completes: streams, methods, networks, tables of the paper, data sets, choices and runs."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import typer
@@ -19,11 +17,6 @@ def complete_names(kind: str) -> Completer:
     return complete_from({name: entry.summary for name, entry in catalogue.TABLES[kind].items()})
 
 
-def complete_choices(choices: Iterable[str]) -> Completer:
-    """Return a completer for the words that an option accepts."""
-    return complete_from(dict.fromkeys(choices, ""))
-
-
 def complete_from(summaries: Mapping[str, str]) -> Completer:
     """Return a completer for names, each with its summary."""
 
@@ -35,8 +28,9 @@ def complete_from(summaries: Mapping[str, str]) -> Completer:
 
 def complete_runs(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Return the ids of the runs in the folder of the records that can be resumed."""
-    folders = run_folders(Path(context.params.get("out") or "runs"))
-    return [(name, "") for name, folder in folders.items() if name.startswith(incomplete) and _is_resumable(folder)]
+    folders = run_folders(Path(context.params.get("out") or "runs")).items()
+    names = [name for name, folder in folders if not (folder / record.NAME).exists()]
+    return complete_from(dict.fromkeys(names, ""))(incomplete)
 
 
 def run_folders(out: Path) -> dict[str, Path]:
@@ -45,7 +39,3 @@ def run_folders(out: Path) -> dict[str, Path]:
         return {}
     files = [file for folder in sorted(out.iterdir()) for file in (folder / record.NAME, folder / CHECKPOINT)]
     return {file.parent.name: file.parent for file in files if file.is_file()}
-
-
-def _is_resumable(folder: Path) -> bool:
-    return not (folder / record.NAME).exists()

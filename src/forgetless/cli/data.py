@@ -1,7 +1,5 @@
 """``forgetless data``: list, download and check the data sets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -50,8 +48,7 @@ def get_data(
 @data.command("check")
 def check_data(
     names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Default: every data set on this machine.", autocompletion=complete_data),
+        list[str] | None, typer.Argument(help="Default: every data set on this machine.", autocompletion=complete_data)
     ] = None,
 ) -> None:
     """Compare the files of data sets with their published checksums."""

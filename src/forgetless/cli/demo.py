@@ -1,7 +1,5 @@
 """``forgetless demo``: several methods on the digits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
@@ -9,10 +7,9 @@ import typer
 
 from forgetless.cli.options import Out, Quiet
 from forgetless.cli.output import print_note, print_rows
-from forgetless.cli.progress import SweepProgress
+from forgetless.cli.progress import show_sweep
 from forgetless.experiments import record
 from forgetless.experiments.checks import check_runs
-from forgetless.experiments.labels import labels
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.storage import read_toml, write_whole
 from forgetless.experiments.sweep import sweep
@@ -29,11 +26,7 @@ def demo(
     """Train methods with and without FPF on the digits, in under a minute; print a table and write a page."""
     runs = expand_plan({**read_toml(PLAN), "seeds": seeds})
     check_runs(runs, out)
-    names = labels([run.settings for run in runs])
-    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
-        for event in sweep(runs, out):
-            progress.show(event)
-    if progress.failed:
+    if show_sweep(runs, out, sweep(runs, out)).failed:
         raise typer.Exit(1)
     records = [record.read_run(out, run.settings) for run in runs]
     print_rows(records)

@@ -1,7 +1,5 @@
 """``forgetless list``: the streams, methods and networks, or one of them in detail."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys
@@ -61,7 +59,8 @@ def _details(name: str) -> dict[str, Any]:
     listed = catalogue.load(kind, name)
     module = inspect.getdoc(sys.modules[listed.__module__]) or ""
     described = (inspect.getdoc(listed) or "") if kind == "stream" else module
-    details = {**_summary(kind, name), "paper": _paper(f"{SUMMARIES[name]} {module}"), "description": described}
+    paper = re.search(r"\(([A-ZÀ-Þ][^()]*? \d{4})[,)]", f"{SUMMARIES[name]} {module}")  # such as (Buzzega et al. 2020)
+    details = {**_summary(kind, name), "paper": paper and paper[1], "description": described}
     if kind == "stream":
         details["data"] = _data(name)
         values = preset_table("stream_defaults")[name]
@@ -77,12 +76,6 @@ def _details(name: str) -> dict[str, Any]:
 def _setting(declared: Setting, default: Any) -> dict[str, Any]:
     """Return a setting as plain data."""
     return {"name": declared.option, "default": default, "range": declared.wanted, "help": declared.help}
-
-
-def _paper(text: str) -> str | None:
-    """Return the first paper that a text names in brackets, such as "Buzzega et al. 2020"."""
-    found = re.search(r"\(([A-ZÀ-Þ][^()]*? \d{4})[,)]", text)
-    return found[1] if found else None
 
 
 def _data(stream: str) -> str:

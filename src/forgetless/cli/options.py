@@ -1,7 +1,5 @@
 """Command-line options: those generated from settings, and those that several commands share."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -9,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from forgetless.cli.completion import complete_choices, complete_names
+from forgetless.cli.completion import complete_from, complete_names
 from forgetless.cli.output import silence
+from forgetless.config.catalogue import load
 from forgetless.config.fields import Setting, settings_of
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.settings import method_settings, run_settings
+from forgetless.experiments.settings import run_settings
 from forgetless.repair.settings import Finetune
 
 EXECUTION = settings_of(Execution)
@@ -35,24 +34,20 @@ Out = Annotated[
         help="Folder of the records, or an object store's URL.",
     ),
 ]  # fmt: skip
-Fpf = Annotated[
-    bool, typer.Option("--fpf", rich_help_panel="Repair", help="Repair the sensitive groups once, at the end (FPF).")
-]
-KFpf = Annotated[
-    bool, typer.Option("--k-fpf", rich_help_panel="Repair", help="Also repair them during training (k-FPF).")
-]
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", rich_help_panel="Output", help="Print the record as one line of JSON, and nothing else."),
-]
 Formats = Annotated[
-    str,
-    typer.Option(rich_help_panel="Output", help="Formats of the figures: png, svg, pdf, separated by commas."),
+    str, typer.Option(rich_help_panel="Output", help="Formats of the figures: png, svg, pdf, separated by commas.")
 ]
-Force = Annotated[
-    bool,
-    typer.Option("--force", rich_help_panel="Execution", help="Run again although there is a record."),
-]
+
+
+def flag(name: str, panel: str, help: str) -> Any:
+    """Return an option without a value."""
+    return typer.Option(name, rich_help_panel=panel, help=help)
+
+
+Fpf = Annotated[bool, flag("--fpf", "Repair", "Repair the sensitive groups once, at the end (FPF).")]
+KFpf = Annotated[bool, flag("--k-fpf", "Repair", "Also repair them during training (k-FPF).")]
+AsJson = Annotated[bool, flag("--json", "Output", "Print the record as one line of JSON, and nothing else.")]
+Force = Annotated[bool, flag("--force", "Execution", "Run again although there is a record.")]
 
 
 def _set_quiet(quiet: bool) -> bool:
@@ -128,14 +123,14 @@ def _parse_rest(words: Sequence[str], method: str) -> dict[str, Any]:
         texts[name.replace("-", "_")] = text
     if "repair" in texts:
         raise ValueError(f"repair is {texts['repair']!r}; on the command line it is --fpf, --k-fpf or neither")
-    known = {**method_settings(method), **run_settings()} if texts else {}
+    known = {**settings_of(load("method", method)), **run_settings()} if texts else {}
     return {name: known[name].parse(text) if name in known else text for name, text in texts.items()}
 
 
 def _option(name: str, declared: Setting) -> inspect.Parameter:
     """Return the parameter for one setting; its default ``None`` means that it was not given."""
     kind = declared.kinds[0] if declared.kinds[0] in (bool, int, float) and len(declared.kinds) == 1 else str
-    completer = complete_names("network") if name == "network" else complete_choices(declared.choices)
+    completer = complete_names("network") if name == "network" else complete_from(dict.fromkeys(declared.choices, ""))
     option = typer.Option(
         f"--{name.replace('_', '-')}", help=declared.help, show_default=False, rich_help_panel=_panel(name),
         autocompletion=completer if name == "network" or declared.choices else None,

@@ -4,8 +4,6 @@ Results go to stdout. Notes (where a file is) go to stdout and remarks to stderr
 and warnings always go to stderr.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -13,9 +13,9 @@ from forgetless.cli.completion import CHECKPOINT
 from forgetless.cli.output import print_error, print_remark, remarks
 from forgetless.config.units import duration
 from forgetless.experiments import record
-from forgetless.experiments.jobs import RunStarted
+from forgetless.experiments.jobs import Planned, RunFailed, RunStarted, SweepEvent
+from forgetless.experiments.labels import labels
 from forgetless.experiments.settings import Settings
-from forgetless.experiments.sweep import RunFailed, SweepEvent
 
 NAMED = 10  # runs that the message of a failure names
 
@@ -109,3 +109,12 @@ class SweepProgress:
         self.done += 1
         finished = record.find(self._out, event.settings)
         return f"{finished.accuracy:.1f} % in {duration(finished.seconds['total'])}" if finished else "done"
+
+
+def show_sweep(runs: Sequence[Planned], out: Path, events: Iterable[SweepEvent]) -> SweepProgress:
+    """Show the events of a sweep of these runs, and return the progress with its counts."""
+    names = labels([run.settings for run in runs])
+    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
+        for event in events:
+            progress.show(event)
+    return progress

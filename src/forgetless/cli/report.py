@@ -1,7 +1,5 @@
 """``forgetless report``: tables, figures and a page of records."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """``forgetless reproduce``: the tables and figures of the paper."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,15 +9,14 @@ import typer
 from forgetless.cli.completion import complete_from, complete_names
 from forgetless.cli.options import EXECUTION, Formats, Out, Quiet, parse_execution, with_options
 from forgetless.cli.output import agreeing, print_line, print_mixed_versions, print_note, print_table
-from forgetless.cli.progress import SweepProgress
+from forgetless.cli.progress import show_sweep
 from forgetless.config import catalogue
 from forgetless.config.units import quantity, si_prefix
 from forgetless.experiments import record
 from forgetless.experiments.checks import check_runs
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Planned, RunStarted
-from forgetless.experiments.labels import labels
-from forgetless.experiments.sweep import RETRY_HINT, RunDone, SweepEvent
+from forgetless.experiments.jobs import Planned, RunDone, RunStarted, SweepEvent
+from forgetless.experiments.sweep import RETRY_HINT
 from forgetless.experiments.sweep import sweep as execute_sweep
 from forgetless.paper import reproduce as paper
 from forgetless.paper.studies import ITEMS, notes
@@ -77,10 +74,8 @@ def reproduce(
         print_note(remark)
     if execution.on == "here":
         check_runs(runs, out)
-    names = labels([run.settings for run in runs])
-    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
-        for event in _watch_filters(runs, out) if item.filters else execute_sweep(runs, out, execution):
-            progress.show(event)
+    events = _watch_filters(runs, out) if item.filters else execute_sweep(runs, out, execution)
+    progress = show_sweep(runs, out, events)
     records = agreeing([found for run in runs if (found := record.find(out, run.settings))])
     if not records:
         raise ValueError(f"all runs failed; {RETRY_HINT}")
@@ -111,7 +106,7 @@ def _watch_filters(runs: list[Planned], out: Path) -> Iterator[SweepEvent]:
     for run in runs:
         yield RunStarted(run.settings)
         filters.measure_filters(run, out)
-        yield RunDone(run.settings, earlier=False)
+        yield RunDone(run.settings)
 
 
 def _print_comparison(measured: list[paper.Measured]) -> None:

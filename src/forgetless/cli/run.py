@@ -1,7 +1,5 @@
 """``forgetless run`` and ``forgetless resume``: one run."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from statistics import mean
@@ -39,8 +37,7 @@ def run(
     fpf: options.Fpf = False,
     k_fpf: options.KFpf = False,
     eager: Annotated[
-        bool,
-        typer.Option("--eager", rich_help_panel="Execution", help="On a GPU, do not replay steps as CUDA graphs."),
+        bool, options.flag("--eager", "Execution", "On a GPU, do not replay steps as CUDA graphs.")
     ] = False,
     force: options.Force = False,
     out: options.Out = Path("runs"),
@@ -110,8 +107,6 @@ def _find_run(name: str, out: Path) -> Path:
     if matching:
         raise ValueError(f"{len(matching)} runs in {out} begin with {name!r}: {', '.join(matching)}")
     path = Path(name)
-    if path.name == CHECKPOINT:
-        path = path.parent
     if not path.is_dir():
         known = f"; there are {', '.join(folders)}" if len(folders) <= 10 else ""
         hint = catalogue.nearest(name, folders) or (known if folders else "; it has no runs")

@@ -1,7 +1,5 @@
 """``forgetless search``: a grid on validation data, then the best point on the test set."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +28,7 @@ def search(
     fpf: options.Fpf = False,
     k_fpf: options.KFpf = False,
     distill: Annotated[
-        bool, typer.Option("--distill", rich_help_panel="Repair", help="Also search λ of k-FPF-KD in the paper's grid.")
+        bool, options.flag("--distill", "Repair", "Also search λ of k-FPF-KD in the paper's grid.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="Seeds of the chosen point, trained on all training images.")] = 5,
     search_seeds: Annotated[int, typer.Option(help="Validation seeds of each point.")] = 1,

@@ -1,7 +1,5 @@
 """``forgetless sweep``: the runs of a plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +8,7 @@ import typer
 
 from forgetless.cli.options import EXECUTION, Force, Out, Quiet, parse_execution, with_options
 from forgetless.cli.output import agreeing, print_by_stream, print_line, print_note, print_table
-from forgetless.cli.progress import SweepProgress
+from forgetless.cli.progress import show_sweep
 from forgetless.experiments import record
 from forgetless.experiments.checks import check_runs
 from forgetless.experiments.finished import changed_code, set_aside
@@ -38,8 +36,8 @@ def sweep(
     if force:
         execution = replace(execution, retry=True)
     runs = read_plan(file)
-    names = labels([run.settings for run in runs])
     if dry_run:
+        names = labels([run.settings for run in runs])
         states = {run.settings.id: _state(run.settings, out) for run in runs}
         print_table(("id", "run", ""), ((run_id, name, states[run_id]) for run_id, name in names.items()))
         print_line(f"{len(runs)} runs, {list(states.values()).count('finished')} of them finished")
@@ -50,9 +48,7 @@ def sweep(
     if force:
         for run in runs:
             set_aside(out, run.settings)
-    with SweepProgress(len(runs), out, lambda settings: names[settings.id]) as progress:
-        for event in execute_sweep(runs, out, execution):
-            progress.show(event)
+    progress = show_sweep(runs, out, execute_sweep(runs, out, execution))
     print_by_stream(agreeing([finished for run in runs if (finished := record.find(out, run.settings)) is not None]))
     print_note(f"{progress}; records: {out}")
     if progress.failed:

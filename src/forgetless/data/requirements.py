@@ -1,7 +1,5 @@
 """What a stream needs on a machine: the files of its data set, and an optional package. Imports no torch."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from forgetless.data.download import SOURCES

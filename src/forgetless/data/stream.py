@@ -55,10 +55,6 @@ class Task:
     test: Split
     classes: tuple[int, ...]
 
-    def map(self, change: Callable[[Split], Split]) -> Task:
-        """Return the task with ``change`` applied to both splits."""
-        return replace(self, train=change(self.train), test=change(self.test))
-
 
 @dataclass(frozen=True, eq=False)
 class Stream:
@@ -158,18 +154,13 @@ class Stream:
         """The shape of one example."""
         return tuple(self.tasks[0].train.x.shape[1:])
 
-    @property
-    def bytes(self) -> int:
-        """The memory that all images take."""
-        return sum(split.x.nbytes for task in self.tasks for split in (task.train, task.test))
-
     def to(self, device: torch.device | str, *, images: bool = True) -> Stream:
         """Return the stream on another device; ``images=False`` moves only the labels, for images that do not fit."""
         return self.map(lambda split: split.to(device, images=images))
 
     def map(self, change: Callable[[Split], Split]) -> Stream:
         """Return the stream with ``change`` applied to every split."""
-        return replace(self, tasks=tuple(task.map(change) for task in self.tasks))
+        return replace(self, tasks=tuple(Task(change(t.train), change(t.test), t.classes) for t in self.tasks))
 
     def joint(self) -> Stream:
         """Return the stream with all training examples in the first task; test sets stay as they are."""

@@ -53,9 +53,6 @@ def build_network(settings: Settings, stream: Stream) -> nn.Module:
     network = with_seed(lambda: _call("network", settings.network, make, sizes), settings.seed)
     if not isinstance(network, nn.Module):
         raise ValueError(f"network {settings.network!r} returns a {type(network).__name__}; it must return a Module")
-    if hasattr(network, "_built_by_forgetless"):  # it would start from the weights of another run
-        raise ValueError(f"network {settings.network!r} returns the same object again; it must return a new one")
-    network._built_by_forgetless = True  # type: ignore[assignment]
     return network
 
 

@@ -27,7 +27,7 @@ from forgetless.experiments.finished import changed_code, user_code
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.events import Event, Stepped
-from forgetless.training.plain import check_plain, flatten, unflatten
+from forgetless.training.plain import flatten, unflatten
 
 FORMAT = 4
 NAME = "checkpoint.safetensors"
@@ -164,7 +164,7 @@ class CheckpointedRun:
             return False
         try:
             state = self.run.state_dict()
-            check_plain(state or {})
+            flatten(state, {})
         except TypeError as error:  # a user's method has a state that is not plain
             warnings.warn(f"no checkpoints are written: {error}", stacklevel=2)
             self._file = None

@@ -3,8 +3,6 @@
 A run may lack data, an optional package, a GPU, or code of the user's.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

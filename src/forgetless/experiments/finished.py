@@ -4,8 +4,6 @@ The record of a run holds a checksum of each file with code of the user's that t
 network, given as ``package.module:object``. Files that these import are not part of it.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 import warnings

@@ -4,7 +4,7 @@ Local processes (``workers``) and Ray tasks (``ray``) both execute jobs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,29 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a run ended: with a record, or with an error.
+class RunDone:
+    """A run has a record."""
 
-    An error without a trace says nothing about the settings: the process or node died, or a file could not be read.
-    """
-
-    id: str
-    record: Record | None = None
-    error: str | None = None
-    trace: str | None = None
+    settings: Settings
+    earlier: bool = False  # whether the record existed before this sweep
+    record: Record | None = field(default=None, compare=False)
 
 
-def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: Any) -> Iterator[Outcome]:
+@dataclass(frozen=True)
+class RunFailed:
+    """A run ended with an error."""
+
+    settings: Settings
+    error: str
+    earlier: bool = False  # whether it failed in an earlier sweep and was not repeated
+    lost: bool = False  # whether its process died or a file was missing; the same call then repeats the run
+    trace: str = field(default="", compare=False)
+
+
+SweepEvent = RunStarted | RunDone | RunFailed
+
+
+def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: Any) -> Iterator[RunDone | RunFailed]:
     """Execute runs, all on the CPU or all on one GPU, in this process and yield how each ended.
 
     The options are further arguments of ``run_lanes``.
@@ -57,11 +67,11 @@ def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: An
     sources = {run.settings.id: run.sources for run in runs}
     for settings, result in run_lanes([run.settings for run in runs], lanes if on_gpu else 1, out, sources, **options):
         if isinstance(result, Record):
-            yield Outcome(settings.id, result)
+            yield RunDone(settings, record=result)
         else:
-            outside = isinstance(result.error, OSError | DataError | CheckpointError)
+            lost = isinstance(result.error, OSError | DataError | CheckpointError)
             message = f"{type(result.error).__name__}: {result.error}{result.place}"
-            yield Outcome(settings.id, error=message, trace=None if outside else result.trace)
+            yield RunFailed(settings, message, lost=lost, trace=result.trace)
 
 
 def group_by_training(runs: Sequence[Planned]) -> list[list[Planned]]:

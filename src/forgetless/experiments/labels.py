@@ -1,7 +1,5 @@
 """Labels that tell runs apart by the settings in which they differ. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -59,11 +59,9 @@ Turn = Event | Postponed | Crash
 def interleave(starts: Sequence[Start], lanes: int = LANES, *, isolate: bool = False) -> Generator[tuple[int, Turn]]:
     """Start runs, advance them in turns, and yield (number of the run, its event).
 
-    Args:
-        starts: Functions that each start one run. The sequence may grow meanwhile: what is appended starts next. After
-            ``Postponed`` a function is called again. One that returns ``None`` is left out.
-        lanes: The most runs at a time. Once memory has run out, the number of runs that fitted.
-        isolate: A run that raises an error ends with ``Crash``. Otherwise the error is raised here.
+    Each of ``starts`` starts one run; one that returns ``None`` is left out. What is appended meanwhile starts next. At
+    most ``lanes`` runs are active, and no more than fitted once memory has run out; a postponed run starts again. With
+    ``isolate``, a run that raises an error ends with ``Crash``. Otherwise the error is raised here.
     """
     active: dict[int, Run] = {}
     waiting = deque(range(len(starts)))

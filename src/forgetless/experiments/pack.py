@@ -44,17 +44,10 @@ def run_lanes(
 ) -> Iterator[tuple[Settings, Record | Crash]]:
     """Train runs on one GPU or CPU, and yield the settings of each with its record, or with the error that ended it.
 
-    Runs that differ only in FPF share one training: each resumes from its end, as it would alone.
-
-    Args:
-        runs: The settings of the runs. Those with a record in ``out`` are not trained again.
-        lanes: Runs side by side. Default: 8 on a GPU, 1 on a CPU.
-        out: Folder for the records and checkpoints.
-        sources: Where each setting comes from, by the id of the run.
-        streams: Streams that were read before. Streams read here are added, for the next call.
-        on_start: Called with the settings of a run when it starts.
-        schedule: When checkpoints are written. Default: only on ``stop``.
-        stop: A request to stop. The runs then write their last checkpoints, and ``Stopped`` is raised.
+    Runs with a record in ``out`` are not trained again. Runs that differ only in FPF share one training: each resumes
+    from its end, as it would alone. By default 8 ``lanes`` train side by side on a GPU, and 1 on a CPU. ``sources`` are
+    by the id of a run. Streams that are read here are added to ``streams``, for the next call. ``schedule`` and
+    ``stop`` are those of ``run``.
     """
     if out is not None:
         out = record.folder(out)

@@ -7,7 +7,7 @@ For a setting whose value is itself a list (``groups``, ``freeze``, ``order``), 
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ def expand_plan(values: Mapping[str, Any]) -> list[Planned]:
         _check_block(block)
     planned: dict[str, Planned] = {}
     for block in blocks:
-        for point in _expand_grid(shared | block):
+        given = (shared | block).items()
+        choices = {"seed" if name == "seeds" else name: _choices(name, value) for name, value in given}
+        for combination in itertools.product(*choices.values()):
+            point = dict(zip(choices, combination, strict=True))
             for name in ("stream", "method"):
                 if not isinstance(point.get(name), str):
                     raise ValueError(f"{name} is missing: every run needs one")
@@ -52,13 +55,6 @@ def _check_block(block: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is a block; only blocks headed [[runs]] are valid")
     if "seed" in block and "seeds" in block:
         raise ValueError(f"seeds is {block['seeds']!r} and seed is {block['seed']!r}; set only one of them")
-
-
-def _expand_grid(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the lists among ``values``."""
-    choices = {"seed" if name == "seeds" else name: _choices(name, value) for name, value in values.items()}
-    for combination in itertools.product(*choices.values()):
-        yield dict(zip(choices, combination, strict=True))
 
 
 def _choices(name: str, value: Any) -> list[Any]:

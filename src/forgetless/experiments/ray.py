@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from forgetless.experiments import record
+from forgetless.experiments import jobs, record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import LANES, Outcome, Planned, RunStarted, group_by_training, run_job
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed, RunStarted, SweepEvent
 from forgetless.experiments.storage import Schedule
 
 RETRIES = 3  # of a task whose node or process dies
@@ -22,14 +22,14 @@ RETRIES = 3  # of a task whose node or process dies
 HINT = "start one with `ray start --head`, or name it in RAY_ADDRESS; a single machine needs no cluster: omit --on ray"
 
 
-def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[RunStarted | Outcome]:
+def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[SweepEvent]:
     """Execute runs as tasks on a Ray cluster and yield what happens to each."""
     for run in runs:
         if run.settings.device not in ("cpu", "cuda"):
             raise ValueError(f"device is {run.settings.device!r}; on Ray it must be cpu or cuda: Ray selects the GPU")
-    lanes = execution.lanes or LANES
-    gpu_groups = group_by_training([run for run in runs if run.settings.device == "cuda"])
-    cpu_groups = group_by_training([run for run in runs if run.settings.device == "cpu"])
+    lanes = execution.lanes or jobs.LANES
+    gpu_groups = jobs.group_by_training([run for run in runs if run.settings.device == "cuda"])
+    cpu_groups = jobs.group_by_training([run for run in runs if run.settings.device == "cpu"])
     waiting = {"GPU": deque(pack_groups(gpu_groups, lanes)), "CPU": deque(cpu_groups)}
     running: dict[Any, tuple[str, list[Planned]]] = {}  # kind and runs of each task
     ray = _connect()
@@ -55,12 +55,13 @@ def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterato
             try:
                 yield from ray.get(ended)
             except ray.exceptions.RayError as error:
-                # A task error has a trace. Any other error means that the node or process died repeatedly.
-                trace = str(error) if isinstance(error, ray.exceptions.RayTaskError) else None
+                # Any other error than that of the task means that the node or process died repeatedly.
+                lost = not isinstance(error, ray.exceptions.RayTaskError)
                 message = f"{type(error).__name__}: {error}"
                 for settings in (run.settings for run in members):  # those with a record are done
                     written = record.find(out, settings)
-                    yield Outcome(settings.id, written) if written else Outcome(settings.id, None, message, trace)
+                    failed = RunFailed(settings, message, lost=lost, trace=str(error))
+                    yield RunDone(settings, record=written) if written else failed
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
@@ -105,7 +106,7 @@ def _check_address(address: str) -> None:
 
 def _run_task(
     runs: Sequence[Planned], out: str, lanes: int, schedule: Schedule, environment: dict[str, str]
-) -> list[Outcome]:
+) -> list[RunDone | RunFailed]:
     """Execute a job as a Ray task, from the checkpoints that another node may have left."""
     os.environ.update(environment)
-    return list(run_job(runs, lanes, record.folder(out), schedule=schedule))
+    return list(jobs.run_job(runs, lanes, record.folder(out), schedule=schedule))

@@ -4,10 +4,10 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from forgetless.experiments.labels import flat
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import write_whole
 
@@ -56,6 +56,10 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain data."""
         return asdict(self)
+
+
+# The type of each field, without parameters: ``dict`` for ``dict[str, float]``.
+KINDS: dict[str, Any] = {name: get_origin(kind) or kind for name, kind in get_type_hints(Record).items()}
 
 
 def folder(name: str | Path) -> Path:
@@ -111,15 +115,9 @@ def _parse(text: bytes, source: str) -> Record:
     return record
 
 
-@cache
-def _kinds() -> dict[str, Any]:
-    """Return the type of each field, without parameters: ``dict`` for ``dict[str, float]``."""
-    return {name: get_origin(kind) or kind for name, kind in get_type_hints(Record).items()}
-
-
 def _check(record: Record) -> None:
     """Raise ``ValueError`` if the settings do not match the id, or if reports could not read a field."""
-    for name, kind in _kinds().items():
+    for name, kind in KINDS.items():
         if kind in (str, list, dict) and not isinstance(value := getattr(record, name), kind):
             raise ValueError(f"{name} is {value!r}; it must be a {kind.__name__}")
     if "options" not in record.settings:
@@ -217,5 +215,4 @@ def key_without_seed(record: Record) -> str:
 
 def without_seed(record: Record) -> dict[str, Any]:
     """Return all settings of a record but the seed, with those of the method among them."""
-    shared = {name: value for name, value in record.settings.items() if name not in ("seed", "options")}
-    return {**shared, **record.settings["options"]}
+    return {name: value for name, value in flat(record.settings).items() if name != "seed"}

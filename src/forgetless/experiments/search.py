@@ -18,11 +18,11 @@ from forgetless.config.fields import check_value
 from forgetless.experiments import record
 from forgetless.experiments.checks import check_runs
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Planned
+from forgetless.experiments.jobs import Planned, RunFailed, SweepEvent
 from forgetless.experiments.presets import preset_table
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import read_toml
-from forgetless.experiments.sweep import RETRY_HINT, RunFailed, SweepEvent, sweep
+from forgetless.experiments.sweep import RETRY_HINT, sweep
 from forgetless.training.metrics import MeanStd, mean_std
 
 Grid = Mapping[str, tuple[Any, ...]]

@@ -135,11 +135,6 @@ def _repair_level() -> dict[str, Setting]:
     return {one.option: one for one in settings_of(Finetune).values() if one.recorded != "never"}
 
 
-def method_settings(method: str) -> Mapping[str, Setting]:
-    """Return a method's own settings by name. Imports the method, and with it torch."""
-    return settings_of(load("method", method))
-
-
 def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
     """Return complete settings, and by name where each value comes from: given, or one of the presets.
 
@@ -172,7 +167,7 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
 
 def check_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a method's own settings in their types; raise ``ValueError`` for an unknown or invalid one."""
-    declared, shared = method_settings(method), run_settings()
+    declared, shared = settings_of(load("method", method)), run_settings()
     if clash := [name for name in declared if name in shared]:
         raise ValueError(f"{method} has a setting {clash[0]!r}, as every run has: give it another name")
     for name in options:

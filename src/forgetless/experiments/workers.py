@@ -20,12 +20,12 @@ from typing import Any
 
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Outcome, Planned, RunStarted, group_by_training, run_job
+from forgetless.experiments.jobs import Planned, RunFailed, RunStarted, SweepEvent, group_by_training, run_job
 
 PATIENCE = 30  # seconds for the processes to write checkpoints when a sweep is stopped
 
 
-def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[RunStarted | Outcome]:
+def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterator[SweepEvent]:
     """Execute runs in processes on this machine and yield what happens to each."""
     gpu_jobs = deque(assign_gpus(runs, visible_gpus()))
     cpu_jobs = deque(job for job in map(Job, group_by_training(runs)) if not job.on_gpu)
@@ -119,22 +119,21 @@ class _Worker:
         self._started: set[str] = set()
         self._send(job.runs)
 
-    def receive(self) -> Iterator[RunStarted | Outcome]:
+    def receive(self) -> Iterator[SweepEvent]:
         """Yield the next report of the process. If it has died, yield the runs that it had started as lost."""
         try:
-            report: RunStarted | Outcome = self.connection.recv()
+            report: SweepEvent = self.connection.recv()
         except (EOFError, OSError):
             self.process.join()
             self.alive = False
             error = f"its process ended with exit code {self.process.exitcode}"
             for settings_id in [name for name in self.runs if name in self._started or not self._started]:
-                del self.runs[settings_id]
-                yield Outcome(settings_id, error=error)
+                yield RunFailed(self.runs.pop(settings_id).settings, error, lost=True)
             return
         if isinstance(report, RunStarted):
             self._started.add(report.settings.id)
         else:
-            del self.runs[report.id]
+            del self.runs[report.settings.id]
         yield report
 
     def dismiss(self) -> None:

@@ -11,8 +11,6 @@ task. A replay plugin adds older examples to a batch. They stay out of FPF's buf
 their class; where experiences share classes (domain-incremental streams), they are stored again.
 """
 
-from __future__ import annotations
-
 from typing import Any, final
 
 import torch

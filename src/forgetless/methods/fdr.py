@@ -9,6 +9,7 @@ statistics of the batch. In evaluation mode z would be wrong, since the running 
 of stored images. Deviation: these passes do not move the running statistics towards the new images.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.learner import Batch, Learner, evaluating, restoring_buffers
+from forgetless.methods.layers import WithWeights
+from forgetless.methods.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method
 from forgetless.methods.sgd import sgd_step
 
@@ -37,7 +39,8 @@ class FDR(Method):
             return sgd_step(learner, batch)
         old = learner.recall()
         logits, old_logits = learner.forward_each(batch.x, old["x"])
-        loss = F.cross_entropy(logits, batch.y) + self.alpha * function_distance(old_logits, old["logits"])
+        distances = torch.linalg.vector_norm(old_logits.softmax(1) - old["logits"].softmax(1), dim=1)
+        loss = F.cross_entropy(logits, batch.y) + self.alpha * distances.mean()
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
 
@@ -46,9 +49,10 @@ class FDR(Method):
         share = max(1, learner.buffer.capacity // (number + 1))
         new = task.train.sample(share, learner.generator)
         parts = new.x.to(learner.device).tensor_split(max(1, len(new) // learner.batch))
-        mode = restoring_buffers if len(new) >= learner.smallest_batch else evaluating
-        with mode(learner.network):
-            logits = torch.cat([learner.forward(learner.augment(part)) for part in parts])
+        buffers = {name: buffer.clone() for name, buffer in learner.network.named_buffers()}
+        network = WithWeights(learner.network, buffers)  # its own statistics stay
+        with evaluating(network) if len(new) < learner.smallest_batch else nullcontext():
+            logits = torch.cat([learner.engine.forward(network, learner.augment(part)) for part in parts])
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
         if len(learner.buffer):
@@ -56,9 +60,3 @@ class FDR(Method):
             keep = torch.cat([(tasks == earlier).nonzero()[:share, 0] for earlier in range(number)])
             rows = {name: torch.cat([learner.buffer[name][keep], column]) for name, column in rows.items()}
         learner.buffer.replace({name: column[: learner.buffer.capacity] for name, column in rows.items()})
-
-
-def function_distance(outputs: Tensor, stored: Tensor) -> Tensor:
-    """Return the mean Euclidean distance between the probabilities of two sets of logits."""
-    distance: Tensor = torch.linalg.vector_norm(outputs.softmax(1) - stored.softmax(1), dim=1).mean()
-    return distance

@@ -94,11 +94,8 @@ def learning_rate(epoch: int, high: float, low: float) -> float:
         return 0.1 * high
     if epoch == 1:
         return high
-    cycle, place = 1, epoch - 1
-    while place >= cycle:
-        place -= cycle
-        cycle *= 2
-    return low + (high - low) * (1 + math.cos(math.pi * place / cycle)) / 2
+    cycle = 1 << (epoch.bit_length() - 1)  # the largest power of 2 up to epoch, at which it began
+    return low + (high - low) * (1 + math.cos(math.pi * (epoch - cycle) / cycle)) / 2
 
 
 def cut_and_mix(x: Tensor, other: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,12 @@ I_j is the importance of a weight and θ*_j its value at the end of a task.
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from forgetless.data.stream import Task
-from forgetless.methods.learner import Learner, evaluating
+from forgetless.methods.learner import Batch, Learner, evaluating
 
 PairFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -24,6 +25,17 @@ def add_penalty(
     for parameter, value, place in zip(parameters, importance, anchor, strict=True):
         loss = loss + weight * (value * (parameter - place).square()).sum()
     return loss
+
+
+def penalised_step(
+    learner: Learner, batch: Batch, weight: float, importance: Sequence[Tensor], anchor: Sequence[Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Take one step of SGD on the cross-entropy of a batch with the penalty."""
+    logits = learner.forward(learner.augment(batch.x))
+    loss = F.cross_entropy(logits, batch.y)
+    loss = add_penalty(loss, weight, learner.parameters, learner.trained(importance), learner.trained(anchor))
+    learner.update(loss)
+    return loss.detach(), {"logits": logits.detach()}
 
 
 def mean_over_task(

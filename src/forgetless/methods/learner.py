@@ -35,18 +35,6 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-@contextmanager
-def restoring_buffers(network: nn.Module) -> Iterator[None]:
-    """Restore the network's buffers, such as running statistics, on leaving."""
-    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in network.named_buffers():
-                buffer.copy_(before[name])
-
-
 @dataclass(frozen=True)
 class Batch:
     """Images before augmentation, their labels, and the number of their task (from 0)."""

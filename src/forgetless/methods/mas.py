@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.importance import add_penalty, mean_over_task
+from forgetless.methods.importance import mean_over_task, penalised_step
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 
@@ -35,12 +34,7 @@ class MAS(Method):
         self.importance = [torch.zeros_like(place) for place in self.anchor]  # Ω of each parameter
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        logits = learner.forward(learner.augment(batch.x))
-        loss = F.cross_entropy(logits, batch.y)
-        importance, anchor = learner.trained(self.importance), learner.trained(self.anchor)
-        loss = add_penalty(loss, self.penalty, learner.parameters, importance, anchor)
-        learner.update(loss)
-        return loss.detach(), {"logits": logits.detach()}
+        return penalised_step(learner, batch, self.penalty, self.importance, self.anchor)
 
     @torch.no_grad()
     def end_task(self, learner: Learner, task: Task, number: int) -> None:

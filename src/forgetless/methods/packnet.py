@@ -70,17 +70,13 @@ class PackNet(Method):
         if share < 1:
             self.masks = self._masks(learner, number, number)
             for _ in range(self.retrain_epochs):
-                self._retrain(learner, task, number)
+                order = torch.randperm(len(task.train), generator=learner.generator, device=task.train.y.device)
+                for rows in learner.batches(order):
+                    part = task.train.subset(rows)
+                    step = partial(self.step, learner, Batch(part.x, part.y, number))
+                    learner.run_counted("consolidate", (len(rows), number > 0), step)
         self.norms.append({name: tensor.clone() for name, tensor in _normalisation(learner).items()})
         self._mask_next_task(learner)
-
-    def _retrain(self, learner: Learner, task: Task, number: int) -> None:
-        """Train the weights that the task keeps for one epoch."""
-        order = torch.randperm(len(task.train), generator=learner.generator, device=task.train.y.device)
-        for rows in learner.batches(order):
-            part = task.train.subset(rows)
-            step = partial(self.step, learner, Batch(part.x, part.y, number))
-            learner.run_counted("consolidate", (len(rows), number > 0), step)
 
     def predict_task(self, learner: Learner, x: Tensor, task: int) -> Tensor:
         if task >= len(self.norms) - 1 or learner.finetuned:

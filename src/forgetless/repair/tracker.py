@@ -38,11 +38,7 @@ class Tracker:
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        names: Sequence[str],
-        epochs: int | None = 1,
-        keep: int | None = 1000,
+        self, network: nn.Module, names: Sequence[str], epochs: int | None = 1, keep: int | None = 1000
     ) -> None:
         self._network = network
         self.names = tuple(names)

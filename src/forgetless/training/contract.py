@@ -10,11 +10,9 @@
 8. On a GPU, steps replayed as CUDA graphs learn the same as steps that are called.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,7 +33,7 @@ from forgetless.repair.settings import Finetune
 from forgetless.training.evaluation import evaluate
 from forgetless.training.events import Ended
 from forgetless.training.loop import train
-from forgetless.training.plain import check_plain
+from forgetless.training.plain import flatten
 from forgetless.training.settings import TrainSettings
 
 SETTINGS = TrainSettings(epochs=2, batch=6, lr=0.05, replay=4, buffer=24)
@@ -108,7 +106,7 @@ def _check_steps_and_evaluation(method: Method, stream: Stream) -> None:
                 buffer.add({"x": x, "y": y} | {name: columns[name] for name in method.columns})
         method.end_task(learner, task, number)
     try:
-        check_plain(method.state_dict(learner))
+        flatten(method.state_dict(learner), {})
     except TypeError as error:
         warnings.warn(f"runs of this method would have no checkpoints: {error}", stacklevel=3)
     tensors, modes = snapshot()
@@ -121,12 +119,12 @@ def _check_steps_and_evaluation(method: Method, stream: Stream) -> None:
 def _checked_step(method: Method, learner: Learner, batch: Batch) -> dict[str, Tensor]:
     """Take a step, check rules 1, 2 and 4, and return its columns."""
     try:
-        with SyncDetector() as syncs:
+        with detect_syncs() as syncs:
             loss, columns = take_step(method, learner, batch)
     except ValueError as error:
         raise ContractError(f"1: {error}") from error
-    if syncs.found:
-        causes = ", ".join(sorted(set(syncs.found)))
+    if syncs:
+        causes = ", ".join(sorted(set(syncs)))
         raise ContractError(f"4: a step of task {batch.task + 1} makes a GPU-to-CPU sync: {causes}")
     if loss.ndim or not bool(loss.isfinite()):
         raise ContractError(f"1: the loss of a step is {loss}; it must be a single finite number")
@@ -152,39 +150,34 @@ def _check_replay(make: Callable[[], Method], stream: Stream) -> None:
         raise ContractError("8: replayed as a CUDA graph it learns something else: change tensors only in place")
 
 
-class SyncDetector(ExitStack):
-    """Collects in ``found`` what would be a GPU-to-CPU sync inside this context, also on a CPU."""
-
-    def __enter__(self) -> SyncDetector:
-        self.found: list[str] = []
-        self.enter_context(_Operations(self.found))
-        self.enter_context(_Calls(self.found))
-        return self
+@contextmanager
+def detect_syncs() -> Iterator[list[str]]:
+    """Yield a list that collects what would be a GPU-to-CPU sync inside this context, also on a CPU."""
+    operations, calls = _Operations(), _Calls()  # type: ignore[no-untyped-call]
+    operations.found = calls.found = []
+    with operations, calls:
+        yield calls.found
 
 
 class _Operations(TorchDispatchMode):
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._found = found
+    found: list[str]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.name() in OPERATIONS:
-            self._found.append(func.name())
+            self.found.append(func.name())
         return func(*args, **(kwargs or {}))
 
 
 class _Calls(TorchFunctionMode):
-    def __init__(self, found: list[str]) -> None:
-        super().__init__()
-        self._found = found
+    found: list[str]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in CALLS:
-            self._found.append(f"Tensor.{func.__name__}")
+            self.found.append(f"Tensor.{func.__name__}")
         elif func in (Tensor.__getitem__, Tensor.__setitem__):
             indices = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
-                self._found.append("a boolean mask as an index")
+                self.found.append("a boolean mask as an index")
         return func(*args, **(kwargs or {}))
 
 

@@ -6,13 +6,11 @@ from typing import Any
 from torch import Tensor
 
 
-def check_plain(state: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` if a state holds anything but plain data and tensors."""
-    flatten(state, {})
-
-
 def flatten(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return ``value`` as JSON data, and collect its tensors in ``tensors`` under the names that replace them."""
+    """Return ``value`` as JSON data, and collect its tensors in ``tensors`` under the names that replace them.
+
+    Raise ``TypeError`` if it holds anything but plain data and tensors.
+    """
     if isinstance(value, Tensor):
         name = str(id(value))
         tensors[name] = value

@@ -274,4 +274,5 @@ def fits(stream: Stream, device: torch.device) -> bool:
     """Return whether all images may be kept on the device: a GPU must have twice the memory free that they take."""
     if device.type != "cuda" or stream.tasks[0].train.x.is_cuda:
         return True
-    return stream.bytes < torch.cuda.mem_get_info(device)[0] / 2
+    taken = sum(split.x.nbytes for task in stream.tasks for split in (task.train, task.test))
+    return taken < torch.cuda.mem_get_info(device)[0] / 2

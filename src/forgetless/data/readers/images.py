@@ -66,7 +66,12 @@ def decode_cached(paths: Sequence[Path], size: int, folder: Path, name: str) -> 
     array = read_decoded(file, (len(paths), 3, size, size))
     if array is None:
         array = decode(paths, size).numpy()
-        _write(file, array)
+        with suppress(OSError):  # a folder that is not writable only costs the time to decode again
+            file.parent.mkdir(exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=file.parent) as temporary:  # the file is complete or absent
+                written = Path(temporary) / file.name
+                numpy.save(written, array, allow_pickle=False)
+                os.replace(written, file)
     return torch.from_numpy(array)
 
 
@@ -77,13 +82,3 @@ def read_decoded(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
     except UNREADABLE:
         return None
     return array if isinstance(array, numpy.ndarray) and (array.dtype, array.shape) == (numpy.uint8, shape) else None
-
-
-def _write(path: Path, array: numpy.ndarray) -> None:
-    """Write an array atomically. A folder that is not writable only costs the time to decode again."""
-    with suppress(OSError):
-        path.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            written = Path(folder) / path.name
-            numpy.save(written, array, allow_pickle=False)
-            os.replace(written, path)
