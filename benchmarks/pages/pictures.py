@@ -45,31 +45,29 @@ def draw_example() -> None:
     """Draw the accuracy of the README's example on the old and the new data, until after the repair."""
     recorded = benchmark_record("picture.json")
     steps, every, runs = recorded["steps"], recorded["every"], recorded["runs"]
-    figure, axes = canvas(3.4)
-    figure.set_figwidth(8.4)
+    figure, axes = canvas(3.9)
     places = [every * index for index in range(len(runs[0]["curve"]))]
     repaired = places[-1] + 300
-    for index, (label, place) in enumerate({"old data: digits": (620, 93), "new data: negatives": (1520, 93)}.items()):
+    for index, (label, place) in enumerate({"digits": (620, 93), "negatives": (1480, 93)}.items()):
         shade = (GREY, "#b9c0cb")[index]
         curve = [mean(run["curve"][position][index] for run in runs) for position in range(len(places))]
         after = mean(run["repaired"][index] for run in runs)
         axes.plot(places, curve, color=shade, linewidth=2)
         axes.plot([places[-1], repaired], [curve[-1], after], color=BLUE, linewidth=2.4, marker="o", markersize=6)
-        axes.text(*place, label, color=GREY, ha="center")
+        axes.text(*place, label, color=GREY, ha="center", fontsize=11)
     before, after = (
         mean(values) for values in zip(*((r["curve"][-1][0], r["repaired"][0]) for r in runs), strict=True)
     )
     axes.axvline(steps, color=INK, linewidth=0.8, linestyle=(0, (2, 3)))
-    axes.text(steps / 2, 106, "training on digits", ha="center")
-    axes.text(1.5 * steps, 106, "training on their negatives", ha="center")
-    axes.text((places[-1] + repaired) / 2, 106, "repair", color=BLUE, weight="bold", ha="center")
-    axes.text(1120, 14, "plain training forgets the digits", color=GREY, weight="bold")
+    axes.text(steps / 2, 106, "training on digits", ha="center", fontsize=11)
+    axes.text(1.5 * steps, 106, "then on negatives", ha="center", fontsize=11)
+    axes.text((places[-1] + repaired) / 2, 106, "repair", color=BLUE, weight="bold", ha="center", fontsize=11)
+    axes.text(1150, 12, "digits are forgotten", color=GREY, weight="bold", fontsize=11)
     axes.text(
-        1230, 46,
-        f"FPF repairs {100 * runs[0]['share']:.0f} % of the parameters\n"
-        f"from 100 stored images: {before:.0f} % → {after:.0f} %,\n"
-        f"at {runs[0]['compute']:.1f} times the compute of plain\ntraining (replay at every step: 2 times)",
-        va="center", color=BLUE, linespacing=1.5,
+        1215, 46,
+        f"FPF repairs {100 * runs[0]['share']:.0f} %\nof the parameters\nfrom 100 images:\n"
+        f"{before:.0f} % → {after:.0f} %, at {runs[0]['compute']:.1f} ×\nthe compute",
+        va="center", color=BLUE, linespacing=1.4, fontsize=11,
     )  # fmt: skip
     axes.set(xlim=(0, repaired + 20), ylim=(-2, 102), ylabel="held-out accuracy, %", xlabel="training steps")
     axes.set_xticks([0, steps // 2, steps, steps + steps // 2, 2 * steps])

@@ -174,7 +174,7 @@ def test_resting_statistics_stay_inside_a_wrapper():
             return self
 
     network = Resting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
-    model = nn.DataParallel(network)
+    model = nn.DataParallel(network, device_ids=[])
     fpf = repaired(model)
     model.module.eval()
     fpf.finish()
