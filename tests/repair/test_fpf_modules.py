@@ -166,7 +166,9 @@ def test_other_buffers_move_only_if_named(groups):
     assert int(model[0].count) == count + (50 if groups == "all" else 0)
 
 
-def test_resting_statistics_stay_inside_a_wrapper():
+def test_resting_statistics_stay_inside_a_wrapper(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or DataParallel would call the GPU
+
     class Resting(nn.Sequential):
         def train(self, mode=True):
             super().train(mode)
@@ -174,7 +176,7 @@ def test_resting_statistics_stay_inside_a_wrapper():
             return self
 
     network = Resting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
-    model = nn.DataParallel(network, device_ids=[])
+    model = nn.DataParallel(network)
     fpf = repaired(model)
     model.module.eval()
     fpf.finish()
