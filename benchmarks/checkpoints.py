@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from forgetless.experiments.build import build_stream
-from forgetless.experiments.checkpoint import NAME
+from forgetless.experiments.record import CHECKPOINT
 from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
 from forgetless.experiments.storage import Schedule
@@ -44,7 +44,7 @@ def main() -> None:
 
                 def note(event: Event, out: Path = out) -> None:
                     if isinstance(event, TaskEnded):
-                        sizes.extend(file.stat().st_size for file in out.glob(f"*/{NAME}"))
+                        sizes.extend(file.stat().st_size for file in out.glob(f"*/{CHECKPOINT}"))
 
                 began = time.perf_counter()
                 outcome = run(settings, {}, out, note, stream=stream, schedule=schedule)

@@ -5,9 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from forgetless.cli import completion, output, progress
+from forgetless.cli import output, progress
 from forgetless.cli.progress import Estimate, SweepProgress
-from forgetless.experiments import checkpoint
 from forgetless.experiments.jobs import RunDone, RunFailed, RunStarted
 from forgetless.experiments.labels import labels
 from forgetless.experiments.settings import resolve
@@ -66,10 +65,6 @@ def test_a_run_of_a_sweep_says_that_it_resumes(tmp_path, capsys):
     with SweepProgress(1, tmp_path, lambda settings: settings.label) as shown:
         shown.show(RunStarted(settings))
     assert capsys.readouterr().err == "sgd: resuming from its checkpoint\n"
-
-
-def test_the_name_of_a_checkpoint_is_the_one_of_its_module():
-    assert completion.CHECKPOINT == checkpoint.NAME
 
 
 def test_nothing_is_estimated_before_the_first_run_ends():

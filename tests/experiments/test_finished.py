@@ -42,6 +42,17 @@ def settings_of(method="changing:Mine"):
     return resolve("seq-digits", method, {"epochs": 1, "batch": 50})[0]
 
 
+def interrupt(settings, out):
+    """Start a run and stop it at its first event, so that it leaves a checkpoint."""
+    stop = Stop()
+
+    def request(event):
+        stop.since = 1.0
+
+    with pytest.raises(Stopped):
+        run(settings, out=out, on_event=request, stop=stop)
+
+
 def test_a_record_holds_a_checksum_of_user_code(module, tmp_path):
     settings = settings_of()
     finished = run(settings, out=tmp_path / "runs")
@@ -86,13 +97,8 @@ def test_the_code_of_a_record_is_that_of_its_start(module, tmp_path):
 
 
 def test_a_checkpoint_of_changed_code_is_not_resumed(module, tmp_path):
-    settings, stop, began = settings_of(), Stop(), []
-
-    def interrupt(event):
-        stop.since = 1.0
-
-    with pytest.raises(Stopped):
-        run(settings, out=tmp_path, on_event=interrupt, stop=stop)
+    settings, began = settings_of(), []
+    interrupt(settings, tmp_path)
     assert checkpoint.path(tmp_path, settings).exists()
     module(METHOD + "# changed\n")
     with pytest.warns(UserWarning, match="changing:Mine changed since the checkpoint was written: the run starts"):
@@ -101,13 +107,8 @@ def test_a_checkpoint_of_changed_code_is_not_resumed(module, tmp_path):
 
 
 def test_a_checkpoint_of_the_same_code_is_resumed(module, tmp_path):
-    settings, stop, events = settings_of(), Stop(), []
-
-    def interrupt(event):
-        stop.since = 1.0
-
-    with pytest.raises(Stopped):
-        run(settings, out=tmp_path, on_event=interrupt, stop=stop)
+    settings, events = settings_of(), []
+    interrupt(settings, tmp_path)
     run(settings, out=tmp_path, on_event=events.append)
     assert isinstance(events[0], Began)
     assert events[0].step > 0

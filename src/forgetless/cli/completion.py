@@ -8,7 +8,6 @@ import typer
 from forgetless.config import catalogue
 from forgetless.experiments import record
 
-CHECKPOINT = "checkpoint.safetensors"  # experiments.checkpoint.NAME, whose module imports torch
 Completer = Callable[[str], list[tuple[str, str]]]
 
 
@@ -37,5 +36,5 @@ def run_folders(out: Path) -> dict[str, Path]:
     """Return the folders of the runs that have a record or a checkpoint, by the id of the run."""
     if not out.is_dir():
         return {}
-    files = [file for folder in sorted(out.iterdir()) for file in (folder / record.NAME, folder / CHECKPOINT)]
+    files = [file for folder in sorted(out.iterdir()) for file in (folder / record.NAME, folder / record.CHECKPOINT)]
     return {file.parent.name: file.parent for file in files if file.is_file()}

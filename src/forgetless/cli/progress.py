@@ -9,11 +9,10 @@ from typing import Any, final
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from forgetless.cli.completion import CHECKPOINT
 from forgetless.cli.output import print_error, print_remark, remarks
 from forgetless.config.units import duration
 from forgetless.experiments import record
-from forgetless.experiments.jobs import Planned, RunFailed, RunStarted, SweepEvent
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed, RunStarted, SweepEvent
 from forgetless.experiments.labels import labels
 from forgetless.experiments.settings import Settings
 
@@ -80,7 +79,7 @@ class SweepProgress:
         settings = event.settings
         if isinstance(event, RunStarted):
             self._running.add(settings.id)
-            if isinstance(self._out, Path) and (self._out / settings.id / CHECKPOINT).exists():
+            if isinstance(self._out, Path) and (self._out / settings.id / record.CHECKPOINT).exists():
                 print_remark(f"{self._label(settings)}: resuming from its checkpoint")
         else:
             self._running.discard(settings.id)
@@ -94,7 +93,7 @@ class SweepProgress:
         failed = f", {self.failed} failed" if self.failed else ""
         self._line.update(self._bar, description=f"{len(self._running)} running{failed}")
 
-    def _count(self, event: Any) -> str:
+    def _count(self, event: RunDone | RunFailed) -> str:
         """Count a run that ended, and return how it ended."""
         self._ended += not event.earlier
         if isinstance(event, RunFailed):

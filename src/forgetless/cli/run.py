@@ -9,7 +9,7 @@ import typer
 
 import forgetless
 from forgetless.cli import options
-from forgetless.cli.completion import CHECKPOINT, complete_runs, run_folders
+from forgetless.cli.completion import complete_runs, run_folders
 from forgetless.cli.output import print_error, print_json, print_line, print_note, print_remark, print_rows
 from forgetless.cli.progress import Estimate, ProgressLine
 from forgetless.config import catalogue
@@ -79,7 +79,7 @@ def resume(
 
     extras = options.parse_options(given, EXTRAS)
     folder = _find_run(run, out).resolve()
-    file = folder / CHECKPOINT
+    file = folder / record.CHECKPOINT
     record_file = folder / record.NAME
     if record_file.exists():
         print_remark(f"this run is finished: {record_file}")

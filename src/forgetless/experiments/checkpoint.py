@@ -24,13 +24,13 @@ import forgetless
 from forgetless.data.stream import Stream
 from forgetless.experiments.build import build_run
 from forgetless.experiments.finished import changed_code, user_code
+from forgetless.experiments.record import CHECKPOINT
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.events import Event, Stepped
 from forgetless.training.plain import flatten, unflatten
 
 FORMAT = 4
-NAME = "checkpoint.safetensors"
 
 
 class CheckpointError(ValueError):
@@ -63,7 +63,7 @@ class Stop:
 
 def path(out: Path, settings: Settings) -> Path:
     """Return the file of a run's checkpoint in a folder of records."""
-    return out / settings.id / NAME
+    return out / settings.id / CHECKPOINT
 
 
 def save(state: Mapping[str, Any], about: Mapping[str, Any], file: Path) -> None:

@@ -13,6 +13,7 @@ from forgetless.experiments.storage import write_whole
 
 FORMAT = 1
 NAME = "record.json"
+CHECKPOINT = "checkpoint.safetensors"  # the file of an unfinished run, in the same folder
 
 
 @dataclass(frozen=True)
