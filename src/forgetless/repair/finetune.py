@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -25,10 +25,11 @@ from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import only, unfrozen
 from forgetless.repair.objective import NO_LABEL, Augment, Forward, Loss, Objective, call, class_labels, unpack
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import LR, STEPS, Finetune
 
 
 class NonFiniteError(FloatingPointError, RuntimeError):
@@ -52,8 +53,8 @@ def finetune(
     model: nn.Module,
     buffer: Buffer,
     names: Collection[str],
-    steps: int = Finetune.steps,
-    lr: float = Finetune.lr,
+    steps: int = STEPS,
+    lr: float = LR,
     distill: float = Finetune.distill,
     *,
     batch: int = Finetune.batch,
@@ -97,14 +98,14 @@ def finetune(
         The losses and the tensors that moved.
     """
     names = [names] if isinstance(names, str) else list(names)
-    settings = Finetune(steps=steps, lr=lr, distill=distill, batch=batch)
+    descent = Descent.cosine(Finetune(steps=steps, lr=lr, distill=distill, batch=batch))
     objective = Objective(augment, loss, forward, autocast)
     generator = generator or buffer.generator
     if generator is None:
         raise ValueError("the buffer is empty: add examples first")
     with untouched_randomness(generator):
-        run = Finetuning(model, buffer, names, settings, objective, generator, processes=processes)
-        run.advance(settings.steps)
+        run = Finetuning(model, buffer, names, descent, objective, generator, processes=processes)
+        run.advance(descent.steps)
         return run.finish()
 
 
@@ -120,24 +121,25 @@ class Finetuning:
         model: nn.Module,
         buffer: Buffer,
         names: Collection[str],
-        settings: Finetune,
+        descent: Descent,
         objective: Objective,
         generator: torch.Generator,
         engine: Engine | None = None,
         processes: Processes | None = None,
     ) -> None:
-        _check_buffer(buffer, settings.distill)
+        _check_buffer(buffer, descent.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
-        self._settings, self._objective, self._generator = settings, objective, generator
+        self._descent, self._objective, self._generator = descent, objective, generator
         self._engine, self._processes = engine, processes
         self.names = unfrozen(self._network, names)
-        self.steps = self.left = settings.steps
-        self._rates = [settings.lr / 2 * (1 + math.cos(math.pi * step / self.steps)) for step in range(self.steps)]
+        self.steps = self.left = descent.steps
+        self._rates = descent.multipliers
+        self._averages: Averages | None = None
         self._device = next(self._network.parameters()).device
         self._saved = Restorer(self._network, self.names)
         with torch.inference_mode(False):
             self._losses = torch.zeros(self.steps, device=self._device)
-        self._key = ("finetune", self.names, len(buffer), settings.batch, self.steps, settings.distill)
+        self._key = ("finetune", self.names, len(buffer), replace(descent, rates=()), self.steps)
         self._schedule: Schedule | None = None
         if engine is None and self._device.type == "cuda":
             wake_autograd(self._device)
@@ -170,7 +172,7 @@ class Finetuning:
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
         try:
-            losses = self._losses.tolist()
+            losses = self.losses()
             self._average_statistics()
             tensors = all_tensors(self._network)
             _check_finite(losses, {name: tensors[name] for name in self.names}, self._buffer)
@@ -179,6 +181,15 @@ class Finetuning:
             self._saved.restore()
             raise
         return Finetuned(tuple(losses), tuple(self.names))
+
+    def undo(self) -> None:
+        """Put the network back as it was before the first step."""
+        self._saved.restore()
+
+    def losses(self) -> list[float]:
+        """Return the losses of the steps taken. Synchronises with the GPU."""
+        taken: list[float] = self._losses[: self.steps - self.left].tolist()
+        return taken
 
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
@@ -201,21 +212,23 @@ class Finetuning:
         schedule.rates.copy_(torch.tensor(self._rates))
         schedule.step.zero_()
         self._schedule, self._losses = schedule, schedule.losses
+        self._averages = schedule.averages
+        if self._averages is not None:
+            self._averages.reset()
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
         torch.clear_autocast_cache()  # inside a user's autocast it would hold the weights of the first step
         step = self.steps - self.left
-        drawn = self._buffer.draw(self._settings.batch, self._generator)
+        drawn = self._buffer.draw(self._descent.batch, self._generator, spare_held_out=self._descent.spare)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
         if self._processes is not None and self._processes.count > 1:
-            examples = self._objective.examples(rows["y"], self._settings.distill)
+            examples = self._objective.examples(rows["y"], self._descent.distill)
             value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
-            if pairs:  # with a schedule, the gradients have the rate already, which saves a pass over them
-                rate = self._rates[step] if self._schedule is None else 1
-                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-rate)
+            if pairs:
+                self._descend([p for p, _ in pairs], [g for _, g in pairs], step)
             if self._schedule is None:
                 self._losses[step] = value.detach()
             else:
@@ -223,11 +236,28 @@ class Finetuning:
                 self._schedule.step.add_(1)
                 self._schedule.checked = True
 
+    def _descend(self, parameters: list[nn.Parameter], gradients: list[Tensor], step: int) -> None:
+        """Update the parameters. With a schedule, SGD's gradients have the rate already, which saves a pass."""
+        if self._descent.optimizer == "sgd":
+            rate = self._rates[step] if self._schedule is None else 1
+            torch._foreach_add_(parameters, gradients, alpha=-rate)
+            return
+        if self._averages is None:
+            self._averages = Averages(parameters)
+            if self._schedule is not None:
+                self._schedule.averages = self._averages  # the captured step updates these tensors
+        directions = self._averages.update(gradients)
+        if self._schedule is None:
+            torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
+        else:
+            torch._foreach_mul_(directions, self._schedule.rate())
+            torch._foreach_sub_(parameters, directions)
+
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned."""
-        objective, distill, y = self._objective, self._settings.distill, rows["y"]
+        objective, distill, y = self._objective, self._descent.distill, rows["y"]
         engine = self._engine if objective.loss is None and not distill else None
         with nullcontext() if objective.autocast is None else torch.autocast(self._device.type, objective.autocast):
             inputs = unpack(rows) if objective.augment is None else objective.augment(unpack(rows))
@@ -240,7 +270,7 @@ class Finetuning:
                 if "more than 1 value per channel" not in str(error):
                     raise
                 raise ValueError(
-                    f"batch norm needs at least 2 examples per batch: draw more (batch is {self._settings.batch}, the "
+                    f"batch norm needs at least 2 examples per batch: draw more (batch is {self._descent.batch}, the "
                     f"buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
                 ) from error
             if not isinstance(logits, Tensor):
@@ -258,7 +288,8 @@ class Finetuning:
                 "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under "
                 "torch.no_grad(), or the network does not use them"
             )
-        rate = None if self._schedule is None else self._schedule.rates.index_select(0, self._schedule.step)[0]
+        scaled = self._schedule is not None and self._descent.optimizer == "sgd"
+        rate = self._schedule.rate() if self._schedule is not None and scaled else None
         return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
 
     def _average_statistics(self) -> None:
@@ -279,6 +310,11 @@ class Schedule:
         self.losses = torch.zeros(steps, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
+        self.averages: Averages | None = None
+
+    def rate(self) -> Tensor:
+        """Return the rate of the present step."""
+        return self.rates.index_select(0, self.step)[0]
 
 
 def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
