@@ -79,8 +79,8 @@ class SweepProgress:
         settings = event.settings
         if isinstance(event, RunStarted):
             self._running.add(settings.id)
-            if isinstance(self._out, Path) and (self._out / settings.id / record.CHECKPOINT).exists():
-                print_remark(f"{self._label(settings)}: resuming from its checkpoint")
+            if event.step:
+                print_remark(f"{self._label(settings)}: resuming at task {event.task}, step {event.step:,}")
         else:
             self._running.discard(settings.id)
             outcome = self._count(event)

@@ -14,7 +14,7 @@ from typing import Any
 
 from forgetless.experiments import jobs, record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Planned, RunDone, RunFailed, RunStarted, SweepEvent
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed, SweepEvent
 from forgetless.experiments.storage import Schedule
 
 RETRIES = 3  # of a task whose node or process dies
@@ -43,7 +43,7 @@ def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterato
                 busy = sum(other == kind for other, _ in running.values())
                 while queue and busy < resources.get(kind, 0):
                     members, busy = queue.popleft(), busy + 1
-                    yield from (RunStarted(run.settings) for run in members)
+                    yield from (jobs.start(run.settings, out) for run in members)
                     submitted = task.options(**{f"num_{kind.lower()}s": 1})
                     reference = submitted.remote(members, place, lanes, execution.schedule, environment)
                     running[reference] = kind, members
