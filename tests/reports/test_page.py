@@ -67,6 +67,11 @@ def test_only_ten_rows_have_labels(records):
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
+def test_the_verdict_is_two_sentences_and_a_list():
+    assert page._verdict(["A.", "B 5 %.", "C.", "D."]) == "<p>A. B 5&nbsp;%.</p><ul><li>C.</li><li>D.</li></ul>"
+    assert page._verdict(["A."]) == "<p>A.</p>"
+
+
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")

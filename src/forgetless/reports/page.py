@@ -54,7 +54,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     below = [f"{label} {accuracy:.1f} %" for label, accuracy in svg.far_below(rows).items()]
     below[5:] = [f"and {len(below) - 5} more"] if len(below) > 5 else []
     return _template("section.html").substitute(
-        verdict="".join(f"<p>{with_links(text)}</p>".replace(" %", "&nbsp;%") for text in verdict(rows)),
+        verdict="".join(map(_verdict, verdict(rows))),
         cards="".join(
             f'<div class="card">{escape(title)}<b>{escape(value)}</b><span>{with_links(note)}</span></div>'
             for title, value, note in cards(rows)
@@ -82,6 +82,15 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         best=f" Of the {MATRICES} best rows." if len(several) > MATRICES else "",
         settings="".join(_settings(row, links, f"{anchor}-{number}") for number, row in enumerate(rows)),
     )
+
+
+def _summary(stream: str, rows: Sequence[Row]) -> str:
+    """Return the stream, networks, buffers and seeds of a section in words."""
+def _verdict(sentences: Sequence[str]) -> str:
+    """Return the first two sentences as a paragraph and the others as a list."""
+    items = "".join(f"<li>{with_links(text)}</li>" for text in sentences[2:])
+    lead = f"<p>{with_links(' '.join(sentences[:2]))}</p>"
+    return (lead + (f"<ul>{items}</ul>" if items else "")).replace(" %", "&nbsp;%")
 
 
 def _summary(stream: str, rows: Sequence[Row]) -> str:
