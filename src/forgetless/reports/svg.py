@@ -103,7 +103,7 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
         title = f"{row.label}: {row.accuracy:.1f} %, {quantity(row.tflops * 1e12, 'FLOPs')}"
         text = _named(row.label, labels[row.label], place) if row.label in labels else ""
         bar = _rule(place[0], y(upper), place[0], y(lower))
-        drawn.append(f'<g class="series {look.colour}">{bar}{_mark(place, look.marker, title)}{text}</g>')
+        drawn.append(_series(row.label, look, bar + _mark(place, look.marker, title) + text))
     steps = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 5, 7)
     marks = [10.0**power * step for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     ticks = [(x(math.log10(mark)), si_prefix(mark)) for mark in marks if low <= math.log10(mark) <= high]
@@ -219,8 +219,12 @@ def _curves(
         if label in titles:
             inside += "".join(map(_mark, points, [looks[label].marker] * len(points), titles[label]))
             inside += _named(label, (WIDTH - right + 10, heights[label]), points[-1])
-        drawn.append(f'<g class="series {looks[label].colour}">{inside}</g>')
+        drawn.append(_series(label, looks[label], inside))
     return drawn
+
+
+def _series(label: str, look: Style, inside: str) -> str:
+    return f'<g class="series {look.colour}" data-row="{escape(label)}">{inside}</g>'
 
 
 def _line(points: Sequence[Point], kind: str = "line") -> str:
