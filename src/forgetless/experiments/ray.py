@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from forgetless.config.extras import load_extra
 from forgetless.experiments import jobs, record
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned, RunDone, RunFailed, SweepEvent
@@ -80,10 +81,7 @@ def pack_groups(groups: Sequence[list[Planned]], size: int) -> list[list[Planned
 
 def _connect() -> Any:
     """Return the module ray, connected to the cluster in RAY_ADDRESS or on this machine."""
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("--on ray needs ray: pip install 'forgetless[ray]'") from None
+    ray = load_extra("ray", "ray", "--on ray needs ray")
     if not ray.is_initialized():
         _check_address(os.environ.get("RAY_ADDRESS", ""))
         try:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from forgetless.config.extras import load_extra
 from forgetless.experiments.labels import flat
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import write_whole
@@ -69,11 +70,8 @@ def folder(name: str | Path) -> Path:
         return name
     if "://" not in name:
         return Path(name)
-    try:
-        from upath import UPath
-    except ImportError:
-        raise ImportError(f"{name} needs universal-pathlib: pip install 'forgetless[store]'") from None
-    return UPath(name)  # type: ignore[return-value]
+    remote: Path = load_extra("upath", "store", f"{name} needs universal-pathlib").UPath(name)
+    return remote
 
 
 def path(out: Path, settings: Settings) -> Path:
