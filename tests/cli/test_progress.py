@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from forgetless.cli import output, progress
-from forgetless.cli.progress import Estimate, SweepProgress, show_sweep
+from forgetless.cli.progress import SweepProgress, remaining_time, show_sweep
 from forgetless.experiments.checkpoint import Stop, Stopped
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned, RunDone, RunFailed, RunStarted, start
@@ -88,5 +88,5 @@ def test_a_corrupt_checkpoint_is_not_announced(tmp_path):
 
 
 def test_nothing_is_estimated_before_the_first_run_ends():
-    assert Estimate().eta(0, 5) == ""
-    assert Estimate().eta(5, 0) == ""
+    assert remaining_time(0.0, 0, 5) == ""
+    assert remaining_time(0.0, 5, 0) == ""
