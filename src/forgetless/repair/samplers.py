@@ -95,7 +95,8 @@ class Reservoir(Sampler):
     def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
         """Keep a uniform sample if the capacity is smaller now. If it is larger, those held count as all seen."""
         count = len(next(iter(state["columns"].values())))
-        order = torch.randperm(count, generator=torch.Generator("cpu").manual_seed(count), device="cpu")
+        generator = torch.Generator("cpu").manual_seed(self._generator.initial_seed())
+        order = torch.randperm(count, generator=generator, device="cpu")
         held = order[: self._capacity].sort().values
         self.restart(self._seen_of(state, len(held)))
         return held
