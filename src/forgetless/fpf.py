@@ -60,8 +60,7 @@ class FPF:
         lr: The learning rate of a finetuning, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
         distill: λ of the term λ · MSE(stored logits, logits). 0: k-FPF-CE, above 0: k-FPF-KD.
         policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
-            "distinct" (repeats count once; equal shares of the classes and of the times between ``boundary()`` and
-            ``finish()``).
+            "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
         batch: The number of examples drawn from the buffer per step of a finetuning.
         groups: "auto" (chosen by sensitivity), "all", or the names of groups.
         threshold: With "auto", choose the groups with S_g above it. Default: 1 without ``every``, 0.3 with it.
@@ -188,11 +187,7 @@ class FPF:
             self.buffer.add(rows)  # also if the finetuning fails: the training step was made
 
     def remember(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> None:
-        """Offer examples to the buffer outside of training, such as some of what the network was trained on before.
-
-        With the policy "distinct" they have shares of their own, which the training does not take away. With the others
-        they count as examples of the stream. Of several processes, each adds what it is given.
-        """
+        """Offer examples to the buffer outside of training. With the policy "distinct" they have shares of their own."""
         self.settle()
         self.buffer.add(self._rows(x, y, logits), remembered=True)
 

@@ -160,12 +160,21 @@ def test_the_sample_of_distinct_examples_is_uniform():
 )
 @pytest.mark.parametrize("gpu", [False, True])
 def test_examples_without_a_label_are_rejected(y, missing, gpu):
-    assert without_label(y).tolist() == missing
+    assert without_label({"y": y}).tolist() == missing
     example = {"x": torch.zeros(1), "y": y[:1]}
     buffer = on_device(8, example) if gpu else Buffer(8, policy="distinct")
     buffer.add({"x": torch.arange(len(y)).float(), "y": y})
     assert sorted(buffer["x"].tolist()) == [i for i, value in enumerate(missing) if not value]
     assert buffer.seen == len(y)
+
+
+def test_one_target_of_several_is_a_label():
+    batch = {"y.a": torch.tensor([-100, 1, -100]), "y.b": torch.tensor([torch.nan, torch.nan, 0.5])}
+    assert without_label(batch).tolist() == [True, False, False]
+    buffer = Buffer(8, policy="distinct")
+    for _ in range(2):
+        buffer.add({"x": torch.arange(3), **batch})
+    assert sorted(buffer["x"].tolist()) == [1, 2]
 
 
 def test_a_buffer_of_unlabelled_examples_is_empty():

@@ -14,8 +14,8 @@ from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
 
-_HELD_OUT = 8  # one slot of so many is held out from repairs
-_STAGED_BATCHES = 8  # that wait to be written in one go, which takes as many kernel launches as one batch
+_HELD_OUT = 8  # every eighth slot is held out from repairs
+_STAGED_BATCHES = 8  # that wait to be written in one go, with the kernel launches of one batch
 _STAGED_BYTES = 2**24  # waiting saves little where batches are large
 
 

@@ -59,14 +59,15 @@ def content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], sal
     return mix(total) & _LOW_BITS
 
 
-def without_label(y: Tensor) -> Tensor:
-    """Return which rows have no label: only ``NO_LABEL`` (integers) or only NaN (floats)."""
-    rows = y.flatten(1) if y.ndim > 1 else y[:, None]
-    if rows.is_floating_point():
-        return rows.isnan().all(1)
-    if rows.dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64):
-        return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
-    return (rows == NO_LABEL).all(1)
+def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """Return which examples have no label: only ``NO_LABEL`` (floats: NaN) in all targets. None: there are no targets."""
+    missing = None
+    for name, column in batch.items():
+        if name.partition(".")[0] == "y":
+            rows = column.flatten(1) if column.ndim > 1 else column[:, None]
+            part = (rows.isnan() if rows.is_floating_point() else rows.long() == NO_LABEL).all(1)
+            missing = part if missing is None else missing & part
+    return missing
 
 
 def has_classes(y: Tensor) -> bool:
@@ -92,7 +93,7 @@ class HostSlots:
             self.filled += 1
 
     def take(self, keys: list[int], strata: list[int]) -> dict[int, int]:
-        """Return {slot: example} of a batch's examples that are held after it."""
+        """Offer a batch of examples, and return {slot: example} of those that enter."""
         taken: dict[int, int] = {}
         held, older = self._held, self._older
         for example, key in enumerate(keys):
@@ -104,7 +105,7 @@ class HostSlots:
         return taken
 
     def begin_period(self) -> None:
-        """Reject repeats of what is held now, even after it is dropped."""
+        """Reject repeats of the examples held now, even after these are dropped."""
         self._older = frozenset(self._held)
 
     def _slot(self, key: int, stratum: int) -> int | None:
@@ -156,8 +157,8 @@ class HostSlots:
 class Sketch(Sampler):
     """Equal shares of the strata, each a uniform sample of the stratum's distinct examples.
 
-    An example that was held when the present period began is not new in it, even if it was dropped since. What is held
-    therefore does not depend on how the examples of a period are split into batches.
+    An example that was held when the present period began is not new in it, even if it was dropped since. The
+    examples held therefore do not depend on how a period is split into batches.
 
     Args:
         rows: The buffer's columns, each (capacity + 1, …): the last row takes what is rejected.
@@ -182,9 +183,10 @@ class Sketch(Sampler):
         batch = {name: column.to(self._device) for name, column in batch.items()}
         keys = content_keys(batch, self._weights, self._salt)
         strata = self._period * 2 + int(remembered)
-        if (y := batch.get("y")) is not None:
-            keys = keys.masked_fill(without_label(y), EMPTY)
-            strata = y.long() * _GOLDEN + strata if has_classes(y) else strata
+        if (missing := without_label(batch)) is not None:
+            keys = keys.masked_fill(missing, EMPTY)
+        if (y := batch.get("y")) is not None and has_classes(y):
+            strata = y.long() * _GOLDEN + strata
         strata = (mix(strata) & _LOW_BITS).expand(len(keys))
         if self._host is not None:
             taken = self._host.take(keys.tolist(), strata.tolist())
