@@ -149,10 +149,7 @@ class FPF:
         return self._repairer.shifts
 
     def settle(self) -> None:
-        """Before the first step, follow a network that was moved or loaded since, and join processes that have met.
-
-        ``observe`` calls it too, but only after the first update.
-        """
+        """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
         if self.step:
             return
         moved = self._device is None and self._home != self.buffer.device
@@ -187,7 +184,7 @@ class FPF:
             self.buffer.add(rows)  # also if the finetuning fails: the training step was made
 
     def remember(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> None:
-        """Offer examples to the buffer outside of training. With the policy "distinct" they have shares of their own."""
+        """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle()
         self.buffer.add(self._rows(x, y, logits), remembered=True)
 
@@ -197,9 +194,7 @@ class FPF:
         self.buffer.period += 1
 
     def finish(self) -> Finetuned | None:
-        """Finetune once more, at the end of the stream.
-
-        Training may continue afterwards, and finish again.
+        """Finetune once more, at the end of the stream. Training may continue afterwards, and finish again.
 
         Returns:
             What the finetuning did, or None, with a warning, if no group was chosen.

@@ -60,7 +60,7 @@ def content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], sal
 
 
 def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which examples have no label: only ``NO_LABEL`` (floats: NaN) in all targets. None: there are no targets."""
+    """Return which examples have only ``NO_LABEL`` (floats: NaN) in all targets, or None if there are no targets."""
     missing = None
     for name, column in batch.items():
         if name.partition(".")[0] == "y":
