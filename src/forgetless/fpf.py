@@ -59,7 +59,8 @@ class FPF:
         steps: The steps of one finetuning. Default: 300 without ``every``, 100 with it.
         lr: The learning rate of a finetuning, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
         distill: λ of the term λ · MSE(stored logits, logits). 0: k-FPF-CE, above 0: k-FPF-KD.
-        policy: "reservoir" (a uniform sample of all examples) or "balanced" (equal shares of the classes in ``y``).
+        policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
+            "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
         batch: The number of examples drawn from the buffer per step of a finetuning.
         groups: "auto" (chosen by sensitivity), "all", or the names of groups.
         threshold: With "auto", choose the groups with S_g above it. Default: 1 without ``every``, 0.3 with it.
@@ -148,10 +149,7 @@ class FPF:
         return self._repairer.shifts
 
     def settle(self) -> None:
-        """Before the first step, follow a network that was moved or loaded since, and join processes that have met.
-
-        ``observe`` calls it too, but only after the first update.
-        """
+        """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
         if self.step:
             return
         moved = self._device is None and self._home != self.buffer.device
@@ -185,14 +183,18 @@ class FPF:
         finally:
             self.buffer.add(rows)  # also if the finetuning fails: the training step was made
 
+    def remember(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> None:
+        """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
+        self.settle()
+        self.buffer.add(self._rows(x, y, logits), remembered=True)
+
     def boundary(self) -> None:
         """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected."""
         self._repairer.boundary()
+        self.buffer.period += 1
 
     def finish(self) -> Finetuned | None:
-        """Finetune once more, at the end of the stream.
-
-        Training may continue afterwards, and finish again.
+        """Finetune once more, at the end of the stream. Training may continue afterwards, and finish again.
 
         Returns:
             What the finetuning did, or None, with a warning, if no group was chosen.
@@ -202,6 +204,7 @@ class FPF:
             raise ValueError(f"the buffer{where} is empty: call observe() after each training step, before finish()")
         self._repairer.mark_short_task()
         done = self._repairer.finetune(self.buffer, self._generator, self.processes)
+        self.buffer.period += 1
         if done is None:
             why = self._selection.why_not(self._tracker.task_changes())
             warn(f"nothing was finetuned in {self.step} steps: {why}", stacklevel=2)

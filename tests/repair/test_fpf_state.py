@@ -9,7 +9,7 @@ from torch import nn
 from forgetless import FPF, networks
 
 
-@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+@pytest.mark.parametrize("policy", ["reservoir", "balanced", "distinct"])
 def test_a_restored_run_resumes_bit_for_bit(tmp_path, device, policy):
     shape = (16,)
 
@@ -55,7 +55,10 @@ def test_a_state_that_does_not_fit_changes_nothing():
     fpf.observe(*next(shifting(shape)))
     state = fpf.state_dict()
     for other, match in (
-        (FPF(networks.mlp(10, 16), 32), "the state has capacity 64; this buffer has 32"),
+        (
+            FPF(networks.mlp(10, 16), 64, policy="balanced"),
+            "the state has policy .reservoir.; this buffer has .balanced.",
+        ),
         (FPF(networks.mlp(10, 16, hidden=(9,)), 64), "other groups of parameters"),
         (FPF(networks.mlp(10, 17), 64), "saved from another network"),
     ):

@@ -19,7 +19,9 @@ class Memory(Checked):
 
     capacity: int = setting(500, "Examples the buffer holds.", least=1)
     policy: str = setting(
-        "reservoir", "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
+        "reservoir",
+        "How the buffer samples: reservoir (uniform), balanced (equal per class) or distinct (no repeats).",
+        choices=POLICIES,
     )
     seed: int = setting(0, "Seed of the buffer and of the draws from it.", **SEED)
 

@@ -124,7 +124,7 @@ class RunState:
         self.buffer = None
         if memory != "none":
             policy = "balanced" if memory == "balanced" else settings.policy
-            self.buffer = Buffer(settings.buffer, policy=policy, device=engine.device, generator=generator)
+            self.buffer = Buffer(settings.buffer, policy=policy, device=engine.device, seed=seed, generator=generator)
         self.learner = Learner(
             network, self.stream, lr=settings.lr, batch=settings.batch, replay=settings.replay,
             weight_decay=settings.weight_decay, buffer=self.buffer, engine=engine, seed=seed,
