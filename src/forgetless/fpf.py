@@ -19,10 +19,24 @@ from forgetless.compute.modules import unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.finetune import Finetuned
-from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, check_arguments, check_labels, pack
+from forgetless.repair.objective import (
+    Augment,
+    Forward,
+    Inputs,
+    Loss,
+    Objective,
+    Targets,
+    call,
+    check_labels,
+    labelled,
+    pack,
+    with_labels,
+)
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.settings import Finetune, Memory, Tracking
+from forgetless.repair.state import check_state
+from forgetless.repair.trial import try_out
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,6 +46,18 @@ SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
 )
+SHARED = (
+    "another FPF observes the same network: each takes the other's finetunings for training. Use one FPF per network"
+)
+OBSERVER = "_forgetless_observer"  # the attribute of a network that names the FPF that observes it
+
+
+@final
+class Observer:
+    """A mark that an FPF leaves on its network. In copies and pickles of the network it is None."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
 
 
 @final
@@ -53,7 +79,8 @@ class FPF:
     parameters and one GPU-to-CPU sync.
 
     Args:
-        model: Any ``nn.Module`` that returns logits, compiled and wrapped ones included.
+        model: Any ``nn.Module``, compiled and wrapped ones included. It returns logits, ``{name: logits}`` for several
+            targets, or, with ``loss``, anything.
         capacity: The number of examples the buffer holds.
         every: τ, the training steps between two finetunings (k-FPF). None: only in ``finish()`` (FPF).
         steps: The steps of one finetuning. Default: 300 without ``every``, 100 with it.
@@ -70,9 +97,10 @@ class FPF:
             After a finetuning, a shift is detected only if three whole windows lie between them. A restart of the
             learning rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
-        loss: ``(logits, y) -> loss``, replaces cross-entropy.
-        forward: ``(model, x) -> logits``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
-            the network inside ``DistributedDataParallel``.
+        loss: ``(output, y) -> loss``, replaces cross-entropy. "model": the model's own loss, ``output.loss`` or
+            ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor).
+        forward: ``(model, x) -> output``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
+            the network inside ``DistributedDataParallel``. With ``loss="model"`` it is ``(model, x, y) -> output``.
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
         device: Where the buffer is held. Default: with the network's parameters.
         seed: The seed of the buffer, of the draws, and of augmentation and dropout during a finetuning.
@@ -119,6 +147,7 @@ class FPF:
         self.settings = replace(defaults, distill=distill, batch=batch, groups=names, **given)
         self.objective = Objective(augment, loss, forward, autocast)
         self.model = model
+        self._network = unwrap(model)
         self._memory = Memory(capacity=capacity, policy=policy, seed=seed)
         self._device = None if device is None else find_device(device)
         self._group = process_group
@@ -127,6 +156,10 @@ class FPF:
             model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
         )
         self._selection, self._tracker = self._repairer.selection, self._repairer.tracker
+        self._tried = False  # whether a batch has passed forward and loss
+        self._warned = False  # of a finetuning that was due and could not happen
+        self._mark: Observer | None = None
+        self._alone = True
         self._join()
         self._tracker.start()
         if autocast == torch.bfloat16 and self._home.type == "cpu" and not has_bf16():
@@ -163,14 +196,15 @@ class FPF:
                 self.buffer.load_state_dict(held | {"generator": None})
         self._tracker.start()
 
-    def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
+    def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
 
-        Call it once after each ``optimizer.step()``.
+        Call it once after each ``optimizer.step()``. The first call also tries forward and loss on the batch.
 
         Args:
             x: The inputs before augmentation; a mapping for a network with keyword arguments.
-            y: The labels.
+            y: The labels; a mapping ``{name: tensor}`` for several targets. Examples whose labels are all -100 (floats:
+                NaN) have none and are left out of finetunings.
             logits: The network's output in this step's forward pass; ``distill`` needs it.
 
         Returns:
@@ -178,16 +212,26 @@ class FPF:
         """
         self.settle()
         rows = self._rows(x, y, logits)
+        self._check_alone()
         try:
-            if self._repairer.advance() and not self._empty():
-                return self._repairer.finetune(self.buffer, self._generator, self.processes)
-            return None
+            if not self._repairer.advance():
+                return None
+            done = None if (empty := self._empty()) else self._finetune()
+            if done is None and not self._warned and self.step > 1:
+                self._warned = True
+                why = self._why_empty(empty) if empty else self._selection.why_not(self._tracker.task_changes())
+                warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {why}", stacklevel=2)
+            return done
         finally:
             self.buffer.add(rows)  # also if the finetuning fails: the training step was made
 
     def boundary(self) -> None:
-        """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected."""
-        self._repairer.boundary()
+        """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.
+
+        Before the first step there is nothing to shift from, and the call has no effect.
+        """
+        if self.step:
+            self._repairer.boundary()
 
     def finish(self) -> Finetuned | None:
         """Finetune once more, at the end of the stream.
@@ -198,10 +242,9 @@ class FPF:
             What the finetuning did, or None, with a warning, if no group was chosen.
         """
         if empty := self._empty():
-            where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
-            raise ValueError(f"the buffer{where} is empty: call observe() after each training step, before finish()")
+            raise ValueError(self._why_empty(empty))
         self._repairer.mark_short_task()
-        done = self._repairer.finetune(self.buffer, self._generator, self.processes)
+        done = self._finetune()
         if done is None:
             why = self._selection.why_not(self._tracker.task_changes())
             warn(f"nothing was finetuned in {self.step} steps: {why}", stacklevel=2)
@@ -235,6 +278,7 @@ class FPF:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
         if state.get("format") != FORMAT:
             raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
+        check_state(state)
         self.settle()
         rank, count = state["processes"]
         if (rank, count) != (self.processes.rank, self.processes.count):
@@ -251,11 +295,12 @@ class FPF:
         buffer.load_state_dict(state["buffer"])
         self._repairer.load_state_dict(state)
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
+        self._tried = False
         self._generator.set_state(state["generator"].cpu())
 
     @property
     def _home(self) -> torch.device:
-        return next(unwrap(self.model).parameters()).device
+        return next(self._network.parameters()).device
 
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
@@ -268,17 +313,39 @@ class FPF:
         self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
 
-    def _empty(self) -> list[int]:
-        """Return the processes whose buffer is empty: if there is one, none of them finetunes."""
-        return [rank for rank, held in enumerate(self.processes.gather(len(self.buffer))) if not held]
+    def _finetune(self) -> Finetuned | None:
+        return self._repairer.finetune(with_labels(self.buffer), self._generator, self.processes)
 
-    def _rows(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
+    def _empty(self) -> list[int]:
+        """Return the processes whose buffer has no example with a label: if there is one, none of them finetunes."""
+        columns = {name: self.buffer[name] for name in self.buffer.columns}
+        held = bool(columns) and bool(labelled(columns).any())
+        return [rank for rank, holds in enumerate(self.processes.gather(held)) if not holds]
+
+    def _why_empty(self, empty: list[int]) -> str:
+        where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
+        if len(self.buffer):
+            return f"the buffer{where} holds no example with a label: every y is -100 or NaN"
+        return f"the buffer{where} is empty: call observe() after each training step, before finish()"
+
+    def _check_alone(self) -> None:
+        """Warn, once, if another FPF has observed the network between two steps of this one."""
+        marks = vars(self._network)
+        if self._mark is None:
+            self._mark = marks[OBSERVER] = Observer()
+        elif self._alone and marks.get(OBSERVER) is not self._mark:
+            self._alone = False
+            warn(SHARED, stacklevel=3)
+
+    def _rows(self, x: Inputs, y: Targets, logits: Tensor | None) -> dict[str, Tensor]:
         """Return the batch as columns of the buffer, checked before anything is changed."""
         rows = pack(x, y, logits, self.settings.distill)
-        if isinstance(x, Mapping) and self.objective.forward is call and not self.step:
-            check_arguments(self.model, x)
         self.buffer.check(rows)
-        if logits is not None and self.objective.loss is None:
+        if logits is not None and self.objective.loss is None and isinstance(y, Tensor):
             # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
             check_labels(y, logits, values=y.device.type == "cpu")
+        if not self._tried:
+            batch, distill = self.settings.batch, self.settings.distill
+            try_out(self.model, self.objective, rows, names=self._selection.tracked, batch=batch, distill=distill)
+            self._tried = True
         return rows
