@@ -18,6 +18,7 @@ from forgetless.compute.engine import find_device
 from forgetless.compute.modules import unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
 from forgetless.repair.objective import (
     Augment,
@@ -27,37 +28,21 @@ from forgetless.repair.objective import (
     Objective,
     Targets,
     call,
-    check_labels,
-    labelled,
-    pack,
+    has_labels,
     with_labels,
 )
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.settings import Finetune, Memory, Tracking
-from forgetless.repair.state import check_state
-from forgetless.repair.trial import try_out
+from forgetless.repair.state import FORMAT, check_state
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-FORMAT = 1  # of the state
 SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
 )
-SHARED = (
-    "another FPF observes the same network: each takes the other's finetunings for training. Use one FPF per network"
-)
-OBSERVER = "_forgetless_observer"  # the attribute of a network that names the FPF that observes it
-
-
-@final
-class Observer:
-    """A mark that an FPF leaves on its network. In copies and pickles of the network it is None."""
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
 
 
 @final
@@ -147,7 +132,6 @@ class FPF:
         self.settings = replace(defaults, distill=distill, batch=batch, groups=names, **given)
         self.objective = Objective(augment, loss, forward, autocast)
         self.model = model
-        self._network = unwrap(model)
         self._memory = Memory(capacity=capacity, policy=policy, seed=seed)
         self._device = None if device is None else find_device(device)
         self._group = process_group
@@ -156,10 +140,8 @@ class FPF:
             model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
         )
         self._selection, self._tracker = self._repairer.selection, self._repairer.tracker
-        self._tried = False  # whether a batch has passed forward and loss
+        self._checks = Checks(model, self.objective, self.settings, self._selection.tracked)
         self._warned = False  # of a finetuning that was due and could not happen
-        self._mark: Observer | None = None
-        self._alone = True
         self._join()
         self._tracker.start()
         if autocast == torch.bfloat16 and self._home.type == "cpu" and not has_bf16():
@@ -211,8 +193,8 @@ class FPF:
             What the finetuning did, if there was one.
         """
         self.settle()
-        rows = self._rows(x, y, logits)
-        self._check_alone()
+        rows = self._checks.rows(x, y, logits, self.buffer)
+        self._checks.check_alone()
         try:
             if not self._repairer.advance():
                 return None
@@ -276,31 +258,19 @@ class FPF:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
-        if state.get("format") != FORMAT:
-            raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
-        check_state(state)
         self.settle()
-        rank, count = state["processes"]
-        if (rank, count) != (self.processes.rank, self.processes.count):
-            raise ValueError(
-                f"the state is of process {rank} of {count}; this is process {self.processes.rank} of "
-                f"{self.processes.count}, which needs its own state"
-            )
-        columns, distill = state["buffer"]["columns"], self.settings.distill
-        if columns and ("logits" in columns) != bool(distill):
-            holds = "holds" if "logits" in columns else "does not hold"
-            raise ValueError(f"distill is {distill}, but the buffer of the state {holds} logits")
+        check_state(state, self.processes, self.settings.distill)
         present = self.buffer
         buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)
         buffer.load_state_dict(state["buffer"])
         self._repairer.load_state_dict(state)
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
-        self._tried = False
+        self._checks.tried = False
         self._generator.set_state(state["generator"].cpu())
 
     @property
     def _home(self) -> torch.device:
-        return next(self._network.parameters()).device
+        return next(unwrap(self.model).parameters()).device
 
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
@@ -318,34 +288,10 @@ class FPF:
 
     def _empty(self) -> list[int]:
         """Return the processes whose buffer has no example with a label: if there is one, none of them finetunes."""
-        columns = {name: self.buffer[name] for name in self.buffer.columns}
-        held = bool(columns) and bool(labelled(columns).any())
-        return [rank for rank, holds in enumerate(self.processes.gather(held)) if not holds]
+        return [rank for rank, holds in enumerate(self.processes.gather(has_labels(self.buffer))) if not holds]
 
     def _why_empty(self, empty: list[int]) -> str:
         where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
         if len(self.buffer):
             return f"the buffer{where} holds no example with a label: every y is -100 or NaN"
         return f"the buffer{where} is empty: call observe() after each training step, before finish()"
-
-    def _check_alone(self) -> None:
-        """Warn, once, if another FPF has observed the network between two steps of this one."""
-        marks = vars(self._network)
-        if self._mark is None:
-            self._mark = marks[OBSERVER] = Observer()
-        elif self._alone and marks.get(OBSERVER) is not self._mark:
-            self._alone = False
-            warn(SHARED, stacklevel=3)
-
-    def _rows(self, x: Inputs, y: Targets, logits: Tensor | None) -> dict[str, Tensor]:
-        """Return the batch as columns of the buffer, checked before anything is changed."""
-        rows = pack(x, y, logits, self.settings.distill)
-        self.buffer.check(rows)
-        if logits is not None and self.objective.loss is None and isinstance(y, Tensor):
-            # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
-            check_labels(y, logits, values=y.device.type == "cpu")
-        if not self._tried:
-            batch, distill = self.settings.batch, self.settings.distill
-            try_out(self.model, self.objective, rows, names=self._selection.tracked, batch=batch, distill=distill)
-            self._tried = True
-        return rows

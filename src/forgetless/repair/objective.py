@@ -123,6 +123,11 @@ def labelled(rows: Mapping[str, Tensor]) -> Tensor:
     return ~torch.cat([part.all(1, keepdim=True) for part in missing], 1).all(1)
 
 
+def has_labels(buffer: Buffer) -> bool:
+    """Return whether ``buffer`` holds an example with a label. Synchronises with the GPU."""
+    return bool(len(buffer)) and bool(labelled({name: buffer[name] for name in buffer.columns}).any())
+
+
 def with_labels(buffer: Buffer) -> Buffer:
     """Return ``buffer``, or a copy without the examples that have no label. Synchronises with the GPU."""
     columns = {name: buffer[name] for name in buffer.columns}

@@ -6,6 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from forgetless.compute.distributed import Processes
+
+FORMAT = 1
+
 # A type, or several; a dict names the entries of a mapping; a list holds the one kind of all values of a list or, as
 # [keys, values], of a mapping.
 SNAPSHOT = [str, Tensor]
@@ -42,9 +46,25 @@ STATE = {
 }
 
 
-def check_state(state: Any, kind: Any = None, path: str = "") -> None:
+def check_state(state: Mapping[str, Any], processes: Processes, distill: float) -> None:
+    """Raise ``ValueError`` if the state has another format, wrong types, or belongs to another process or setting."""
+    if state.get("format") != FORMAT:
+        raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
+    _check(state, STATE)
+    rank, count = state["processes"]
+    if (rank, count) != (processes.rank, processes.count):
+        raise ValueError(
+            f"the state is of process {rank} of {count}; this is process {processes.rank} of {processes.count}, which "
+            "needs its own state"
+        )
+    columns = state["buffer"]["columns"]
+    if columns and ("logits" in columns) != bool(distill):
+        holds = "holds" if "logits" in columns else "does not hold"
+        raise ValueError(f"distill is {distill}, but the buffer of the state {holds} logits")
+
+
+def _check(state: Any, kind: Any, path: str = "") -> None:
     """Raise ``ValueError`` that names the first entry of ``state`` that is missing or has another type."""
-    kind = STATE if kind is None else kind
     kinds = kind if isinstance(kind, tuple) else (kind,)
     matching = [option for option in kinds if isinstance(state, _outer(option))]
     if not matching:
@@ -55,14 +75,14 @@ def check_state(state: Any, kind: Any = None, path: str = "") -> None:
         for name, inner in option.items():
             if name not in state:
                 raise ValueError(f"the state has no entry {_joined(path, name)}")
-            check_state(state[name], inner, _joined(path, name))
+            _check(state[name], inner, _joined(path, name))
     elif isinstance(option, list) and len(option) == 2:
         for key, value in state.items():
-            check_state(key, option[0], f"{path} (a key)")
-            check_state(value, option[1], _joined(path, key))
+            _check(key, option[0], f"{path} (a key)")
+            _check(value, option[1], _joined(path, key))
     elif isinstance(option, list):
         for index, value in enumerate(state):
-            check_state(value, option[0], _joined(path, index))
+            _check(value, option[0], _joined(path, index))
 
 
 def _outer(kind: Any) -> type:
