@@ -27,7 +27,7 @@ from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.objective import NO_LABEL, Augment, Forward, Loss, Objective, call, class_labels, unpack
+from forgetless.repair.objective import NO_GRADIENT, Augment, Forward, Loss, Objective, call, class_labels, with_labels
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
 
@@ -79,16 +79,16 @@ def finetune(
 
     Args:
         model: A network that returns logits.
-        buffer: The examples, with the columns ``x`` (or ``x.<key>`` for keyword arguments), ``y`` and, to distil,
-            ``logits``.
+        buffer: The examples, with the columns ``x`` (or ``x.<key>`` for keyword arguments), ``y`` (or ``y.<key>`` for
+            several targets) and, to distil, ``logits``. Examples without a label are left out.
         names: The parameters and float buffers to move; see ``forgetless.groups``.
         steps: The number of steps.
         lr: The learning rate, annealed to 0 by a cosine.
         distill: λ of the term λ · MSE(stored logits, logits).
         batch: The number of examples drawn per step.
         augment: Applied to the inputs drawn from the buffer.
-        loss: ``(logits, y) -> loss``, replaces cross-entropy.
-        forward: ``(model, x) -> logits``.
+        loss: ``(output, y) -> loss``, replaces cross-entropy; "model": the model's own loss.
+        forward: ``(model, x) -> output``; with ``loss="model"``, ``(model, x, y) -> output``.
         autocast: The dtype of the forward pass.
         generator: Draws the batches. Default: the buffer's.
         processes: The processes that finetune the network together. Each draws its batch from its own buffer. An
@@ -103,6 +103,8 @@ def finetune(
     generator = generator or buffer.generator
     if generator is None:
         raise ValueError("the buffer is empty: add examples first")
+    _check_buffer(buffer, distill)
+    buffer = with_labels(buffer)
     with untouched_randomness(generator):
         run = Finetuning(model, buffer, names, descent, objective, generator, processes=processes)
         run.advance(descent.steps)
@@ -174,8 +176,7 @@ class Finetuning:
         try:
             losses = self.losses()
             self._average_statistics()
-            tensors = all_tensors(self._network)
-            _check_finite(losses, {name: tensors[name] for name in self.names}, self._buffer)
+            self._check_finite(losses)
             self._saved.restore_still()
         except BaseException:  # Ctrl-C too
             self._saved.restore()
@@ -223,7 +224,7 @@ class Finetuning:
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
         if self._processes is not None and self._processes.count > 1:
-            examples = self._objective.examples(rows["y"], self._descent.distill)
+            examples = self._objective.examples(rows, self._descent.distill)
             value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
@@ -257,15 +258,15 @@ class Finetuning:
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned."""
-        objective, distill, y = self._objective, self._descent.distill, rows["y"]
+        objective, distill = self._objective, self._descent.distill
         engine = self._engine if objective.loss is None and not distill else None
-        with nullcontext() if objective.autocast is None else torch.autocast(self._device.type, objective.autocast):
-            inputs = unpack(rows) if objective.augment is None else objective.augment(unpack(rows))
+        with objective.cast(self._device):
+            inputs = objective.inputs(rows)
             if step and engine is not None and backpropagates(self._network, engine):
-                value, _, gradients = self._network.backpropagate(inputs, class_labels(y))
+                value, _, gradients = self._network.backpropagate(inputs, class_labels(rows["y"]))
                 return value, gradients
             try:
-                logits = objective.forward(self._model, inputs)
+                output = objective.output(self._model, inputs, rows)
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
@@ -273,24 +274,29 @@ class Finetuning:
                     f"batch norm needs at least 2 examples per batch: draw more (batch is {self._descent.batch}, the "
                     f"buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
                 ) from error
-            if not isinstance(logits, Tensor):
-                raise TypeError(
-                    f"{'the network' if objective.forward is call else 'forward'} returned a {type(logits).__name__}, "
-                    "not a tensor of logits: use forward=(model, x) -> logits"
-                )
             if step == 0 and (self._schedule is None or not self._schedule.checked):
-                objective.check(self._buffer, logits, len(y), distill)
-            value = objective.value(logits, rows, distill)
+                held = {name: self._buffer[name] for name in self._buffer.columns}
+                objective.check(held, output, len(next(iter(rows.values()))), distill)
+            value = objective.value(output, rows, distill)
         if not parameters:
             return value, ()
         if not value.requires_grad:
-            raise ValueError(
-                "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under "
-                "torch.no_grad(), or the network does not use them"
-            )
+            raise ValueError(NO_GRADIENT)
         scaled = self._schedule is not None and self._descent.optimizer == "sgd"
         rate = self._schedule.rate() if self._schedule is not None and scaled else None
         return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
+
+    def _check_finite(self, losses: list[float]) -> None:
+        """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""
+        if not (bad := _first_infinite(losses, {name: all_tensors(self._network)[name] for name in self.names})):
+            return
+        before = all_tensors(self._network) | self._saved.still | self._saved.moving
+        if held := [name for name, tensor in before.items() if bool(tensor.isnan().any())]:
+            raise NonFiniteError(
+                f"the network already holds NaN, in {held[0]}, before the finetuning: try a smaller learning rate in "
+                "training"
+            )
+        raise NonFiniteError(f"{bad} of the finetuning; the network is as it was before it. {_advice(self._buffer)}")
 
     def _average_statistics(self) -> None:
         """Average the finetuned running statistics, which saw different examples in each process."""
@@ -332,17 +338,16 @@ def _check_buffer(buffer: Buffer, distill: float) -> None:
         raise ValueError(f"{what} needs the column {missing[0]!r}; the buffer has {', '.join(buffer.columns)}")
 
 
-def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Buffer) -> None:
-    """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if the buffer shows one."""
+def _first_infinite(losses: list[float], tensors: Mapping[str, Tensor]) -> str:
+    """Return which loss or else which tensor is not finite, in words; "" if all are."""
     steps = len(losses)
-    bad = [f"the loss became {x} at step {i} of {steps}" for i, x in enumerate(losses, start=1) if not math.isfinite(x)]
-    if not bad:
-        device = next(iter(tensors.values())).device  # a network may be on several
-        finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
-        names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
-        bad = [f"{name} became infinite or NaN at the last of {steps} steps" for name in names]
-    if bad:
-        raise NonFiniteError(f"{bad[0]} of the finetuning; the network is as it was before it. {_advice(buffer)}")
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss became {loss} at step {step} of {steps}"
+    device = next(iter(tensors.values())).device  # a network may be on several
+    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
+    names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    return f"{names[0]} became infinite or NaN at the last of {steps} steps" if names else ""
 
 
 def _advice(buffer: Buffer) -> str:
@@ -350,6 +355,4 @@ def _advice(buffer: Buffer) -> str:
     bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
     if listed := ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count):
         return f"The buffer holds NaN or infinity: {listed}"
-    if bool((class_labels(rows["y"]) == NO_LABEL).all(1).any()):
-        return f"The buffer holds examples without a label ({NO_LABEL}), and a batch of these alone has no loss"
     return "Try a smaller lr of the finetuning (in a run: ft_lr)"
