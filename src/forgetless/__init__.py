@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from forgetless.repair.finetune import Finetuned as Finetuned
     from forgetless.repair.finetune import NonFiniteError as NonFiniteError
     from forgetless.repair.finetune import finetune as finetune
+    from forgetless.repair.finished import repair as repair
     from forgetless.repair.freezing import only as only
     from forgetless.repair.groups import groups as groups
     from forgetless.repair.profile import Profile as Profile
@@ -50,6 +51,7 @@ _HOMES = {
     "groups": "forgetless.repair.groups",
     "networks": "forgetless.networks",
     "only": "forgetless.repair.freezing",
+    "repair": "forgetless.repair",
     "select": "forgetless.repair.sensitivity",
     "sensitivity": "forgetless.repair.sensitivity",
     "train": "forgetless.training.loop",
@@ -62,7 +64,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'forgetless' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    return getattr(module, name, module)  # ``networks`` is the module itself
+    return getattr(module, name, module)  # ``networks`` and ``repair`` are modules
 
 
 def __dir__() -> list[str]:
