@@ -91,10 +91,8 @@ def test_a_state_without_tensors_is_an_error():
 def test_a_shared_prefix_is_removed(prefix):
     state = {prefix + name: tensor for name, tensor in network().state_dict().items()}
     matched = match(network(), state, "before")
-    assert list(matched) == ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"] + [
-        "1.running_mean",
-        "1.running_var",
-    ]
+    weights = [f"{layer}.{kind}" for layer in (0, 1, 2) for kind in ("weight", "bias")]
+    assert list(matched) == [*weights, "1.running_mean", "1.running_var"]
 
 
 def test_tied_weights_are_found_under_either_name():
@@ -107,7 +105,7 @@ def test_the_first_tensors_that_differ_are_named():
     state = network(outputs=2).state_dict()
     del state["1.bias"]
     state["old.weight"] = torch.zeros(1)
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match="another architecture") as raised:
         match(network(), state, "before")
     assert str(raised.value) == (
         "before is of another architecture than Sequential: 2.weight has shape (2, 5) in before and (3, 5) in the "

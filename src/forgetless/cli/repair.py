@@ -1,12 +1,16 @@
 """``forgetless repair``: repair a finished model from its checkpoint and a few examples."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import forgetless
 from forgetless.cli.options import Quiet, flag
 from forgetless.cli.output import print_line, print_note, print_remark
+from forgetless.experiments.storage import check_folder, write_whole
+from forgetless.reports import repaired
 
 CONFIG = "config.json"  # of a Hugging Face folder
 
@@ -25,6 +29,7 @@ def repair(
     model: Annotated[
         str | None, typer.Option(help="package.module:object that returns the network; not for a Hugging Face folder.")
     ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="The most steps of a repair; trials come on top.")] = 300,
     size: Annotated[int | None, typer.Option(min=1, help="Resize the images to this many pixels.")] = None,
     device: Annotated[str, typer.Option(rich_help_panel="Execution", help="cpu, cuda, cuda:1, …")] = "cpu",
     force: Annotated[bool, flag("--force", "Output", "Write into --out although it holds files.")] = False,
@@ -42,11 +47,30 @@ def repair(
     columns = saved.read_examples(examples)
     saved.model.to(place)
     print_remark(f"repairing {type(saved.model).__name__} on {len(next(iter(columns.values()))):,} examples")
-    report = repair_model(saved.model, columns, earlier, loss=saved.loss)
-    out.mkdir(parents=True, exist_ok=True)
+    report = repair_model(saved.model, columns, earlier, steps=steps, loss=saved.loss)
+    summary = _summary(saved, report, {"before": before, "after": after, "examples": examples})
+    check_folder(out)
     saved.save(out)
+    write_whole(json.dumps(summary, indent=1).encode(), out / "report.json")
+    write_whole(repaired.html(summary).encode(), out / "report.html")
     print_line(str(report))
-    print_note(f"weights: {out}")
+    print_note(f"weights: {out}\npage: {out / 'report.html'}")
+
+
+def _summary(saved: Any, report: Any, files: dict[str, Path | None]) -> dict[str, Any]:
+    """Return the contents of ``report.json``: the report, with the names of files and classes."""
+    import torch
+
+    names = dict(enumerate(saved.classes))
+    values = report.to_dict()
+    classes = [{"name": names.get(line["label"], str(line["label"])), **line} for line in values["classes"]]
+    return {
+        "model": type(saved.model).__name__,
+        "files": {name: None if path is None else str(path) for name, path in files.items()},
+        **values,
+        "classes": classes,
+        "versions": {"forgetless": forgetless.__version__, "torch": torch.__version__},
+    }
 
 
 def _load(after: Path, model: str | None, size: int | None) -> Any:
@@ -100,6 +124,6 @@ def _check_model(model: str | None, size: int | None, after: Path) -> None:
                 )
     elif model is None:
         raise ValueError(
-            f"after is {str(after)!r}, which is not a Hugging Face folder (it has no {CONFIG}), so --model must name the "
-            "network: package.module:object, a class or function that returns it"
+            f"after is {str(after)!r}, which is not a Hugging Face folder (it has no {CONFIG}), so --model must name "
+            "the network: package.module:object, a class or function that returns it"
         )

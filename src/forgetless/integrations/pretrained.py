@@ -69,6 +69,12 @@ class Pretrained:
         """The loss of the model: that of the next token for a language model, otherwise cross-entropy (``None``)."""
         return next_token_loss if self.kind == "AutoModelForCausalLM" else None
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes; empty for a language model."""
+        names: dict[int, str] = self.model.config.id2label
+        return [] if self.loss is not None else [names[index] for index in sorted(names)]
+
     def weights(self, before: Path) -> dict[str, Tensor]:
         """Return the weights of an earlier version of the model, in a Hugging Face folder or a file."""
         if not is_pretrained(before):

@@ -31,6 +31,7 @@ class SavedNetwork:
     def __init__(self, path: str, file: Path, size: int | None = None) -> None:
         self.model = build(path)
         self.size = size
+        self.classes: list[str] = []  # their names, where the examples are images in folders
         load_weights(self.model, read_weights(file, "after"), "after")
 
     def weights(self, before: Path) -> dict[str, Tensor]:
@@ -43,6 +44,7 @@ class SavedNetwork:
             files, labels, classes = image_files(path)
             images = decode(files, self.size).float() / 255
             self._check_classes(images, classes)
+            self.classes = classes
             return {"x": images, "y": labels}
         if path.suffix in TENSOR_FILES:
             return read_tensors(path)

@@ -21,7 +21,7 @@ from transformers import (
 
 COLOURS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}
 LABELS = {"red": 0, "green": 1, "blue": 2}  # not in alphabetical order
-WORDS = "[PAD] [UNK] [SEP] good bad dull fine film book the a".split()
+WORDS = ["[PAD]", "[UNK]", "[SEP]", "good", "bad", "dull", "fine", "film", "book", "the", "a"]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
