@@ -69,8 +69,8 @@ def test_no_file_or_class_is_too_long():
 def test_exports_are_these():
     assert forgetless.__all__ == [
         "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError",
-        "Profile", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "select", "sensitivity",
-        "train",
+        "Profile", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
+        "sensitivity", "train",
     ]  # fmt: skip
     assert all(getattr(forgetless, name) is not None for name in forgetless.__all__)
     assert set(forgetless.__all__) <= set(dir(forgetless))
@@ -82,7 +82,7 @@ def test_importing_needs_no_extra():
     )
 
 
-@pytest.mark.parametrize("command", ["--help", "list", "run --help", "data list", "data --help"])
+@pytest.mark.parametrize("command", ["--help", "list", "run --help", "repair --help", "data list", "data --help"])
 def test_the_command_line_starts_without_torch(command):
     code = f"""
 import sys

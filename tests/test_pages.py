@@ -95,7 +95,9 @@ def test_code_blocks_run_and_print_what_the_page_shows(page, tmp_path):
         if "needs" in remark or words[1] == "demo":  # cannot run here, so check that its options exist
             options = [word for word in words if word.startswith("--")]
             names = [
-                word for word in words[:3] if word in ("run", "sweep", "search", "reproduce", "data", "get", "demo")
+                word
+                for word in words[:3]
+                if word in ("run", "sweep", "search", "reproduce", "data", "get", "demo", "repair")
             ]
             help_text = call([words[0], *names, "--help"], tmp_path).stdout
             assert all(option in help_text for option in options), line

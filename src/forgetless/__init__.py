@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forgetless.methods import Method
     from forgetless.repair.buffer import Buffer
     from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune
+    from forgetless.repair.finished import repair
     from forgetless.repair.freezing import only
     from forgetless.repair.groups import groups
     from forgetless.repair.profile import Profile
@@ -33,7 +34,8 @@ __all__ = [
 # Where the names are; imported when they are first used, so that the command line starts without torch.
 _HOMES = {
     "config.catalogue": ("METHODS", "NETWORKS", "STREAMS"), "data.stream": ("Stream",), "fpf": ("FPF",),
-    "methods": ("Method",), "networks": ("networks",), "repair.buffer": ("Buffer",),
+    "methods": ("Method",), "networks": ("networks",), "repair": ("repair",),
+    "repair.buffer": ("Buffer",),
     "repair.finetune": ("Finetuned", "NonFiniteError", "finetune"), "repair.freezing": ("only",),
     "repair.groups": ("groups",), "repair.profile": ("Profile",), "repair.sensitivity": ("select", "sensitivity"),
     "repair.settings": ("Finetune",), "training.contract": ("check",), "training.evaluation": ("evaluate",),
@@ -45,7 +47,7 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             module = import_module(f"forgetless.{home}")
-            return getattr(module, name, module)  # ``networks`` is the module itself
+            return getattr(module, name, module)  # ``networks`` and ``repair`` are modules
     raise AttributeError(f"module 'forgetless' has no attribute {name!r}")
 
 

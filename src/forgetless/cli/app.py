@@ -17,6 +17,7 @@ from forgetless.cli.demo import demo
 from forgetless.cli.list import list_names
 from forgetless.cli.options import OWN_SETTINGS, PASS_THROUGH
 from forgetless.cli.output import print_error, print_line
+from forgetless.cli.repair import repair
 from forgetless.cli.report import report
 from forgetless.cli.reproduce import reproduce
 from forgetless.cli.run import resume, run
@@ -51,6 +52,7 @@ app.command(rich_help_panel="Train")(sweep)
 app.command(rich_help_panel="Train", context_settings=PASS_THROUGH, epilog=OWN_SETTINGS)(search)
 app.command(rich_help_panel="Train")(reproduce)
 app.command(rich_help_panel="Train")(demo)
+app.command(rich_help_panel="Repair")(repair)
 app.command("list", rich_help_panel="Look up")(list_names)
 app.command(rich_help_panel="Look up")(report)
 app.add_typer(data, name="data", rich_help_panel="Look up")

@@ -83,7 +83,7 @@ def unknown(what: str, name: object, known: Iterable[str]) -> str:
 
 def check_name(kind: str, name: str) -> None:
     """Raise ``ValueError`` if ``name`` is neither in the table of this kind nor a path to an object."""
-    table = TABLES[kind]
+    table = TABLES.get(kind, {})
     if name not in table and not {".", ":"} & set(name):
         raise ValueError(f"{unknown(kind, name, table)}; or module:object")
 
@@ -106,7 +106,7 @@ def find_modules_here() -> None:
 def load(kind: str, name: str) -> Any:
     """Return the object behind a name of a table or behind a path; errors say what is wrong with the name."""
     check_name(kind, name)
-    table = TABLES[kind]
+    table = TABLES.get(kind, {})
     module, attribute = module_of(table[name].path if name in table else name)
     if module.endswith(".py") or module.startswith("."):
         file = Path(module).with_suffix("")

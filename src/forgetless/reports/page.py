@@ -35,10 +35,11 @@ def html(records: Sequence[Record], title: str, links: Mapping[str, str] | None 
         body.append(_section(stream, members, links or {}, f"s{number}"))
     origins = dict.fromkeys(f"{', '.join(map(' '.join, r.versions.items()))}; {r.device}" for r in records)
     text, footer = "\n".join(body), "<br>".join(map(escape, origins))
-    return _template("page.html").substitute(title=escape(title), body=text, glossary=glossary(text), footer=footer)
+    return template("page.html").substitute(title=escape(title), body=text, glossary=glossary(text), footer=footer)
 
 
-def _template(name: str) -> Template:
+def template(name: str) -> Template:
+    """Return a template of this folder."""
     return Template(files("forgetless.reports").joinpath(name).read_text(encoding="utf-8"))
 
 
@@ -54,7 +55,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     named = min(len(rows), svg.NAMED)
     below = [f"{label} {accuracy:.1f} %" for label, accuracy in svg.far_below(rows).items()]
     below[5:] = [f"and {len(below) - 5} more"] if len(below) > 5 else []
-    return _template("section.html").substitute(
+    return template("section.html").substitute(
         verdict="".join(map(_verdict, verdict(rows))),
         cards="".join(
             f'<div class="card">{escape(title)}<b>{escape(value)}</b><span>{with_links(note)}</span></div>'

@@ -1,0 +1,60 @@
+"""Score the groups of a network by how much their displacement raised the loss on some examples."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from forgetless.repair.buffer import Buffer
+from forgetless.repair.held_out import evaluating
+from forgetless.repair.objective import Objective, unpack
+
+PART = 32  # examples per backward pass
+COVER = 0.9  # the highest scores are those that make up this share of the positive ones
+
+
+def displacement_scores(
+    network: nn.Module,
+    buffer: Buffer,
+    objective: Objective,
+    before: Mapping[str, Tensor],
+    groups: Mapping[str, Collection[str]],
+) -> dict[str, float | None]:
+    """Return Σ Δθ · ∇L of each group, with Δθ = θ − θ_before and L the mean loss on the buffer's examples.
+
+    To first order this is how much lower the loss would be if the group's displacement were taken back. A group without
+    parameters that take gradients, such as running statistics, has no score.
+    """
+    parameters = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    device = next(network.parameters()).device
+    totals: dict[str, Tensor] = {}
+    with evaluating(network), torch.enable_grad():
+        for start in range(0, len(buffer), PART):
+            rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
+            value = objective.value(objective.forward(network, unpack(rows)), rows, 0.0)
+            gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            weight = len(rows["y"]) / len(buffer)
+            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+                if gradient is not None:
+                    moved = parameter.detach() - before[name].to(parameter)
+                    totals[name] = totals.get(name, 0.0) + weight * (moved * gradient).sum().double()
+    known = {group: [totals[name] for name in names if name in totals] for group, names in groups.items()}
+    return {group: float(torch.stack(parts).sum()) if parts else None for group, parts in known.items()}
+
+
+def highest(scores: Mapping[str, float | None]) -> tuple[str, ...]:
+    """Return the groups with the highest scores, which make up nine tenths of all positive scores.
+
+        >>> highest({"stem": 0.05, "block1": -0.3, "norm.affine": 0.4, "norm.stats": None, "head": 0.6})
+        ('norm.affine', 'norm.stats', 'head')
+
+    The statistics of normalisation layers come along with their weights.
+    """
+    positive = {group: score for group, score in scores.items() if score is not None and score > 0}
+    total, taken = 0.0, set()
+    for group in sorted(positive, key=lambda name: -positive[name]):
+        if total >= COVER * sum(positive.values()):
+            break
+        total += positive[group]
+        taken |= {group, group.replace(".affine", ".stats")}
+    return tuple(group for group in scores if group in taken)
