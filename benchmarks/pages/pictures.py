@@ -11,7 +11,8 @@ import forgetless
 from forgetless.experiments.record import Record
 from forgetless.paper import dynamics
 from forgetless.paper.reproduce import Measured
-from forgetless.reports.charts import THRESHOLDS, GroupChanges, group_changes
+from forgetless.repair.settings import THRESHOLDS
+from forgetless.reports.charts import GroupChanges, group_changes
 from forgetless.reports.rows import table_rows
 from pages.labels import FONT_SIZE, Point, label_ends, label_points
 from pages.names import row_name

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError", "Profile",
-    "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "select", "sensitivity", "train",
+    "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
+    "sensitivity", "train",
 ]  # fmt: skip
 
 # Where the names are; imported when they are first used, so that the command line starts without torch.
 _HOMES = {
     "config.catalogue": ("METHODS", "NETWORKS", "STREAMS"), "data.stream": ("Stream",), "fpf": ("FPF",),
-    "methods": ("Method",), "networks": ("networks",), "repair": ("repair",),
-    "repair.buffer": ("Buffer",),
+    "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "repair.buffer": ("Buffer",),
     "repair.finetune": ("Finetuned", "NonFiniteError", "finetune"), "repair.freezing": ("only",),
     "repair.groups": ("groups",), "repair.profile": ("Profile",), "repair.sensitivity": ("select", "sensitivity"),
     "repair.settings": ("Finetune",), "training.contract": ("check",), "training.evaluation": ("evaluate",),
