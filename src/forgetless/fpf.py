@@ -39,6 +39,8 @@ from forgetless.repair.state import FORMAT, check_state
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+EMPTY = "is empty: call observe() after each training step, before finish()"
+UNLABELLED = "holds no example with a label: every y is -100 or NaN"
 SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
@@ -198,10 +200,10 @@ class FPF:
         try:
             if not self._repairer.advance():
                 return None
-            done = None if (empty := self._empty()) else self._finetune()
+            done = None if (lack := self._lack()) else self._finetune()
             if done is None and not self._warned and self.step > 1:
                 self._warned = True
-                why = self._why_empty(empty) if empty else self._selection.why_not(self._tracker.task_changes())
+                why = lack or self._selection.why_not(self._tracker.task_changes())
                 warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {why}", stacklevel=2)
             return done
         finally:
@@ -223,8 +225,8 @@ class FPF:
         Returns:
             What the finetuning did, or None, with a warning, if no group was chosen.
         """
-        if empty := self._empty():
-            raise ValueError(self._why_empty(empty))
+        if lack := self._lack():
+            raise ValueError(lack)
         self._repairer.mark_short_task()
         done = self._finetune()
         if done is None:
@@ -286,12 +288,9 @@ class FPF:
     def _finetune(self) -> Finetuned | None:
         return self._repairer.finetune(with_labels(self.buffer), self._generator, self.processes)
 
-    def _empty(self) -> list[int]:
-        """Return the processes whose buffer has no example with a label: if there is one, none of them finetunes."""
-        return [rank for rank, holds in enumerate(self.processes.gather(has_labels(self.buffer))) if not holds]
-
-    def _why_empty(self, empty: list[int]) -> str:
-        where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
-        if len(self.buffer):
-            return f"the buffer{where} holds no example with a label: every y is -100 or NaN"
-        return f"the buffer{where} is empty: call observe() after each training step, before finish()"
+    def _lack(self) -> str:
+        """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
+        own = "" if has_labels(self.buffer) else UNLABELLED if len(self.buffer) else EMPTY
+        lacking = {rank: text for rank, text in enumerate(self.processes.gather(own)) if text}
+        where = f" of process {', '.join(map(str, lacking))}" if self.processes.count > 1 else ""
+        return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""
