@@ -41,6 +41,8 @@ from forgetless.repair.upkeep import Upkeep
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+EMPTY = "is empty: call observe() after each training step, before finish()"
+UNLABELLED = "holds no example with a label: every y is -100 or NaN"
 SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
@@ -236,8 +238,8 @@ class FPF:
             A report of what the repair did and cost. On the paper's schedule, what the finetuning did, or None, with a
             warning, if no group was chosen.
         """
-        if empty := self._empty():
-            raise ValueError(self._why_empty(empty))
+        if lack := self._lack():
+            raise ValueError(lack)
         buffer = with_labels(self.buffer)
         if isinstance(self._repairer, Upkeep):
             done: Report | Finetuned | None = self._repairer.finish(buffer, self._generator, self.processes)
@@ -309,27 +311,22 @@ class FPF:
 
     def _repair(self) -> Finetuned | Outcome | None:
         """Repair during training, or warn once that there is nothing to repair or to repair it with."""
-        if empty := self._empty():
-            why = self._why_empty(empty)
-        elif isinstance(self._repairer, Upkeep):
-            if all(self.processes.gather(self._repairer.ready(self.buffer))):
-                return self._repairer.repair_shortly(with_labels(self.buffer), self._generator, self.processes)
-            return None
-        elif done := self._repairer.finetune(with_labels(self.buffer), self._generator, self.processes):
-            return done
-        else:
-            why = self._repairer.why_not()
-        if not self._warned and self.step > 1:
+        done: Finetuned | Outcome | None = None
+        if not (lack := self._lack()):
+            buffer = with_labels(self.buffer)
+            if isinstance(self._repairer, Repairer):
+                done = self._repairer.finetune(buffer, self._generator, self.processes)
+                lack = self._repairer.why_not() if done is None else ""
+            elif all(self.processes.gather(self._repairer.ready(buffer))):
+                done = self._repairer.repair_shortly(buffer, self._generator, self.processes)
+        if lack and not self._warned and self.step > 1:
             self._warned = True
-            warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {why}", stacklevel=3)
-        return None
+            warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {lack}", stacklevel=3)
+        return done
 
-    def _empty(self) -> list[int]:
-        """Return the processes whose buffer has no example with a label: if there is one, none of them finetunes."""
-        return [rank for rank, holds in enumerate(self.processes.gather(has_labels(self.buffer))) if not holds]
-
-    def _why_empty(self, empty: list[int]) -> str:
-        where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
-        if len(self.buffer):
-            return f"the buffer{where} holds no example with a label: every y is -100 or NaN"
-        return f"the buffer{where} is empty: call observe() after each training step, before finish()"
+    def _lack(self) -> str:
+        """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
+        own = "" if has_labels(self.buffer) else UNLABELLED if len(self.buffer) else EMPTY
+        lacking = {rank: text for rank, text in enumerate(self.processes.gather(own)) if text}
+        where = f" of process {', '.join(map(str, lacking))}" if self.processes.count > 1 else ""
+        return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""
