@@ -39,7 +39,13 @@ HELD_OUT = 8  # one of so many examples of the buffer is held out
 SHORT_TRIAL = 5  # steps
 FINALISTS = 2  # candidates that a search runs for all steps
 SEEDS = 3
-SETS = ("eq1", "buffer.taylor", "buffer.adam_line", "buffer.absolute")  # scores whose sets of groups are repaired
+SETS = (
+    "eq1",
+    "buffer.taylor",
+    "buffer.absolute",
+    "buffer.adam_line",
+    "trial5",
+)  # scores whose sets of groups are repaired
 
 
 class Candidate(NamedTuple):
@@ -212,8 +218,8 @@ def run(pair_name: str, seed: int, tiny: bool) -> dict[str, Any]:
     size = TINY if tiny else FULL
     old_steps, new_steps, pretraining_steps = (int(size.training * n) for n in (*pair.steps, pair.pretraining_steps))
     if tasks.pretraining and pretraining_steps:
-        examples = Task(tasks.pretraining.train.to(device), tasks.pretraining.test)
-        train(network, examples, "AdamW", 1e-3, pretraining_steps, size.batch, generator)
+        pretraining = Task(tasks.pretraining.train.to(device), tasks.pretraining.test)
+        train(network, pretraining, "AdamW", 1e-3, pretraining_steps, size.batch, generator)
         assert isinstance(network, Transformer)
         add_adapters(network)
         network.to(device)
@@ -227,8 +233,8 @@ def run(pair_name: str, seed: int, tiny: bool) -> dict[str, Any]:
     kept = [task.train.rows(slice(0, size.buffer)) for task in (old, new)]  # the training sets are in random order
     buffer = Examples(*(torch.cat(columns) for columns in zip(*kept, strict=True)))
     out = torch.arange(len(buffer.x), device=device) % HELD_OUT == 0
-    tests = [task.test.rows(slice(0, size.tested)) for task in (old, new)]
-    bench = Bench(network, after, buffer.rows(~out), buffer.rows(out), *tests, size)
+    tests = tuple(task.test.rows(slice(0, size.tested)) for task in (old, new))
+    bench = Bench(network, after, buffer.rows(~out), buffer.rows(out), tests[0], tests[1], size)
     grouping = units(network)
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     sizes = {group: sum(after[name].numel() for name in names if name in trained) for group, names in grouping.items()}
@@ -266,8 +272,8 @@ def run(pair_name: str, seed: int, tiny: bool) -> dict[str, Any]:
     sets = {tuple(grouping)}
     for score in SETS[:1] if tiny else SETS:
         ranked = sorted(grouping, key=scores[score].__getitem__, reverse=True)
-        sets |= {set_of(scores[score])}
-        sets |= {tuple(group for group in grouping if group in ranked[:count]) for count in (2, len(ranked) // 2)}
+        half = ranked[: len(ranked) // 2]
+        sets |= {set_of(scores[score]), tuple(group for group in grouping if group in half)}
     result["sets"] = {}
     for chosen in sorted(chosen for chosen in sets if len(chosen) > 1):
         whole = repair(bench, [name for group in chosen for name in grouping[group]])
@@ -285,9 +291,9 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def ranks(values: Sequence[float]) -> list[float]:
+def ranks(values: list[float]) -> list[float]:
     """Return the rank of each value, the mean rank for equal ones."""
-    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]  # type: ignore[attr-defined]
+    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
 
 
 def spearman(left: Sequence[float], right: Sequence[float]) -> float:

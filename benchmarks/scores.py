@@ -120,8 +120,8 @@ def gradient_scores(
         "midpoint": {0.5: 1.0},
         "path": {0.0: 7 / 90, 0.25: 32 / 90, 0.5: 12 / 90, 0.75: 32 / 90, 1.0: 7 / 90},  # Boole's rule
     }
-    means = {
-        rule: {name: sum(weight * path[share].mean[name] for share, weight in weights.items()) for name in here.mean}
+    means: dict[str, State] = {
+        rule: {n: torch.stack([w * path[share].mean[n] for share, w in weights.items()]).sum(0) for n in here.mean}
         for rule, weights in average.items()
     }
     moved = {name: after[name] - before[name] for name in here.mean}
@@ -140,7 +140,7 @@ def gradient_scores(
         norm2 = dot(here.mean, here.mean, trained)
         put("taylor", group, dot(moved, here.mean, trained))
         for rule, values in means.items():
-            put(rule, group, dot(moved, values, trained))  # type: ignore[arg-type]
+            put(rule, group, dot(moved, values, trained))
         put("fisher", group, dot(here.squares, squared, trained))
         put("ewc", group, dot(path[0.0].squares, squared, trained))
         put("norm2", group, norm2)
@@ -181,7 +181,7 @@ def curvature(
     network: nn.Module, after: State, slope: State, direction: State, names: Collection[str], examples: Examples
 ) -> float:
     """Return d'Hd of a direction d within a group, from the difference of two gradients."""
-    step = PROBE * (dot(after, after, names) / max(dot(direction, direction, names), 1e-30)) ** 0.5
+    step = PROBE * math.sqrt(dot(after, after, names) / max(dot(direction, direction, names), 1e-30))
     load(network, {name: after[name] - step * direction[name] for name in names})
     there = gradient(network, examples, microbatch=128).mean
     load(network, {name: after[name] for name in names})
@@ -190,7 +190,7 @@ def curvature(
 
 def lowest(network: nn.Module, after: State, direction: State, names: Collection[str], examples: Examples) -> float:
     """Return the lowest loss on a line from the weights of a group, against a direction."""
-    unit = (dot(after, after, names) / max(dot(direction, direction, names), 1e-30)) ** 0.5
+    unit = math.sqrt(dot(after, after, names) / max(dot(direction, direction, names), 1e-30))
     losses = []
     for step in STEPS:
         load(network, {name: after[name] - step * unit * direction[name] for name in names})
