@@ -90,7 +90,7 @@ def study(item: str, lines: Sequence[Measured], table: str, stream: str | None =
     command = f"forgetless reproduce {item}" + (f" --stream {stream}" if stream else "")
     if "seeds" not in ITEMS[item].unused_options:
         command += f" --seeds {seeds}"
-    findings = list(ITEMS[item].findings(lines))
+    findings = list(ITEMS[item].judge(lines))
     return {
         "stream": stream,
         "command": f"{command} --device cuda",

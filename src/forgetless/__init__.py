@@ -9,62 +9,45 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.21.0"
 
 if TYPE_CHECKING:
-    from forgetless import networks as networks
-    from forgetless.config.catalogue import METHODS as METHODS
-    from forgetless.config.catalogue import NETWORKS as NETWORKS
-    from forgetless.config.catalogue import STREAMS as STREAMS
-    from forgetless.data.stream import Stream as Stream
-    from forgetless.fpf import FPF as FPF
-    from forgetless.methods import Method as Method
-    from forgetless.repair.buffer import Buffer as Buffer
-    from forgetless.repair.finetune import Finetuned as Finetuned
-    from forgetless.repair.finetune import NonFiniteError as NonFiniteError
-    from forgetless.repair.finetune import finetune as finetune
-    from forgetless.repair.finished import repair as repair
-    from forgetless.repair.freezing import only as only
-    from forgetless.repair.groups import groups as groups
-    from forgetless.repair.profile import Profile as Profile
-    from forgetless.repair.sensitivity import select as select
-    from forgetless.repair.sensitivity import sensitivity as sensitivity
-    from forgetless.repair.settings import Finetune as Finetune
-    from forgetless.training.contract import check as check
-    from forgetless.training.evaluation import evaluate as evaluate
-    from forgetless.training.loop import train as train
+    from forgetless import networks
+    from forgetless.config.catalogue import METHODS, NETWORKS, STREAMS
+    from forgetless.data.stream import Stream
+    from forgetless.fpf import FPF
+    from forgetless.methods import Method
+    from forgetless.repair.buffer import Buffer
+    from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune
+    from forgetless.repair.finished import repair
+    from forgetless.repair.freezing import only
+    from forgetless.repair.groups import groups
+    from forgetless.repair.profile import Profile
+    from forgetless.repair.sensitivity import select, sensitivity
+    from forgetless.repair.settings import Finetune
+    from forgetless.training.contract import check
+    from forgetless.training.evaluation import evaluate
+    from forgetless.training.loop import train
 
+__all__ = [
+    "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError", "Profile",
+    "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select", "sensitivity", "train",
+]  # fmt: skip
 
-# Where each name is; imported when it is first used, so that the command line starts without torch.
+# Where the names are; imported when they are first used, so that the command line starts without torch.
 _HOMES = {
-    "FPF": "forgetless.fpf",
-    "METHODS": "forgetless.config.catalogue",
-    "NETWORKS": "forgetless.config.catalogue",
-    "STREAMS": "forgetless.config.catalogue",
-    "Buffer": "forgetless.repair.buffer",
-    "Finetune": "forgetless.repair.settings",
-    "Finetuned": "forgetless.repair.finetune",
-    "Method": "forgetless.methods",
-    "NonFiniteError": "forgetless.repair.finetune",
-    "Profile": "forgetless.repair.profile",
-    "Stream": "forgetless.data.stream",
-    "check": "forgetless.training.contract",
-    "evaluate": "forgetless.training.evaluation",
-    "finetune": "forgetless.repair.finetune",
-    "groups": "forgetless.repair.groups",
-    "networks": "forgetless.networks",
-    "only": "forgetless.repair.freezing",
-    "repair": "forgetless.repair",
-    "select": "forgetless.repair.sensitivity",
-    "sensitivity": "forgetless.repair.sensitivity",
-    "train": "forgetless.training.loop",
-}
-
-__all__ = list(_HOMES)
+    "config.catalogue": ("METHODS", "NETWORKS", "STREAMS"), "data.stream": ("Stream",), "fpf": ("FPF",),
+    "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "repair.buffer": ("Buffer",),
+    "repair.finetune": ("Finetuned", "NonFiniteError", "finetune"), "repair.freezing": ("only",),
+    "repair.groups": ("groups",), "repair.profile": ("Profile",), "repair.sensitivity": ("select", "sensitivity"),
+    "repair.settings": ("Finetune",), "training.contract": ("check",), "training.evaluation": ("evaluate",),
+    "training.loop": ("train",),
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'forgetless' has no attribute {name!r}")
-    module = import_module(_HOMES[name])
-    return getattr(module, name, module)  # ``networks`` and ``repair`` are modules
+    for home, names in _HOMES.items():
+        if name in names:
+            module = import_module(f"forgetless.{home}")
+            return getattr(module, name, module)  # ``networks`` and ``repair`` are modules
+    raise AttributeError(f"module 'forgetless' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

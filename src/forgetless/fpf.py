@@ -18,16 +18,27 @@ from forgetless.compute.engine import find_device
 from forgetless.compute.modules import unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
-from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, check_arguments, check_labels, pack
+from forgetless.repair.objective import (
+    Augment,
+    Forward,
+    Inputs,
+    Loss,
+    Objective,
+    Targets,
+    call,
+    has_labels,
+    with_labels,
+)
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.settings import Finetune, Memory, Tracking
+from forgetless.repair.state import FORMAT, check_state
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-FORMAT = 1  # of the state
 SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
@@ -53,13 +64,15 @@ class FPF:
     parameters and one GPU-to-CPU sync.
 
     Args:
-        model: Any ``nn.Module`` that returns logits, compiled and wrapped ones included.
+        model: Any ``nn.Module``, compiled and wrapped ones included. It returns logits, ``{name: logits}`` for several
+            targets, or, with ``loss``, anything.
         capacity: The number of examples the buffer holds.
         every: τ, the training steps between two finetunings (k-FPF). None: only in ``finish()`` (FPF).
         steps: The steps of one finetuning. Default: 300 without ``every``, 100 with it.
         lr: The learning rate of a finetuning, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
         distill: λ of the term λ · MSE(stored logits, logits). 0: k-FPF-CE, above 0: k-FPF-KD.
-        policy: "reservoir" (a uniform sample of all examples) or "balanced" (equal shares of the classes in ``y``).
+        policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
+            "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
         batch: The number of examples drawn from the buffer per step of a finetuning.
         groups: "auto" (chosen by sensitivity), "all", or the names of groups.
         threshold: With "auto", choose the groups with S_g above it. Default: 1 without ``every``, 0.3 with it.
@@ -70,9 +83,10 @@ class FPF:
             After a finetuning, a shift is detected only if three whole windows lie between them. A restart of the
             learning rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
-        loss: ``(logits, y) -> loss``, replaces cross-entropy.
-        forward: ``(model, x) -> logits``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
-            the network inside ``DistributedDataParallel``.
+        loss: ``(output, y) -> loss``, replaces cross-entropy. "model": the model's own loss, ``output.loss`` or
+            ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor).
+        forward: ``(model, x) -> output``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
+            the network inside ``DistributedDataParallel``. With ``loss="model"`` it is ``(model, x, y) -> output``.
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
         device: Where the buffer is held. Default: with the network's parameters.
         seed: The seed of the buffer, of the draws, and of augmentation and dropout during a finetuning.
@@ -127,6 +141,8 @@ class FPF:
             model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
         )
         self._selection, self._tracker = self._repairer.selection, self._repairer.tracker
+        self._checks = Checks(model, self.objective, self.settings, self._selection.tracked)
+        self._warned = False  # of a finetuning that was due and could not happen
         self._join()
         self._tracker.start()
         if autocast == torch.bfloat16 and self._home.type == "cpu" and not has_bf16():
@@ -148,10 +164,7 @@ class FPF:
         return self._repairer.shifts
 
     def settle(self) -> None:
-        """Before the first step, follow a network that was moved or loaded since, and join processes that have met.
-
-        ``observe`` calls it too, but only after the first update.
-        """
+        """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
         if self.step:
             return
         moved = self._device is None and self._home != self.buffer.device
@@ -163,45 +176,60 @@ class FPF:
                 self.buffer.load_state_dict(held | {"generator": None})
         self._tracker.start()
 
-    def observe(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> Finetuned | None:
+    def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
 
-        Call it once after each ``optimizer.step()``.
+        Call it once after each ``optimizer.step()``. The first call also tries forward and loss on the batch.
 
         Args:
             x: The inputs before augmentation; a mapping for a network with keyword arguments.
-            y: The labels.
+            y: The labels; a mapping ``{name: tensor}`` for several targets. Examples whose labels are all -100 (floats:
+                NaN) have none and are left out of finetunings.
             logits: The network's output in this step's forward pass; ``distill`` needs it.
 
         Returns:
             What the finetuning did, if there was one.
         """
         self.settle()
-        rows = self._rows(x, y, logits)
+        rows = self._checks.rows(x, y, logits, self.buffer)
+        self._checks.check_alone()
         try:
-            if self._repairer.advance() and not self._empty():
-                return self._repairer.finetune(self.buffer, self._generator, self.processes)
-            return None
+            if not self._repairer.advance():
+                return None
+            done = None if (empty := self._empty()) else self._finetune()
+            if done is None and not self._warned and self.step > 1:
+                self._warned = True
+                why = self._why_empty(empty) if empty else self._selection.why_not(self._tracker.task_changes())
+                warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {why}", stacklevel=2)
+            return done
         finally:
             self.buffer.add(rows)  # also if the finetuning fails: the training step was made
 
+    def remember(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> None:
+        """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
+        self.settle()
+        self.buffer.add(self._rows(x, y, logits), remembered=True)
+
     def boundary(self) -> None:
-        """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected."""
-        self._repairer.boundary()
+        """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.
+
+        Before the first step there is nothing to shift from, and the call has no effect.
+        """
+        if self.step:
+            self._repairer.boundary()
+            self.buffer.period += 1
 
     def finish(self) -> Finetuned | None:
-        """Finetune once more, at the end of the stream.
-
-        Training may continue afterwards, and finish again.
+        """Finetune once more, at the end of the stream. Training may continue afterwards, and finish again.
 
         Returns:
             What the finetuning did, or None, with a warning, if no group was chosen.
         """
         if empty := self._empty():
-            where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
-            raise ValueError(f"the buffer{where} is empty: call observe() after each training step, before finish()")
+            raise ValueError(self._why_empty(empty))
         self._repairer.mark_short_task()
-        done = self._repairer.finetune(self.buffer, self._generator, self.processes)
+        done = self._finetune()
+        self.buffer.period += 1
         if done is None:
             why = self._selection.why_not(self._tracker.task_changes())
             warn(f"nothing was finetuned in {self.step} steps: {why}", stacklevel=2)
@@ -233,24 +261,14 @@ class FPF:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
-        if state.get("format") != FORMAT:
-            raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
         self.settle()
-        rank, count = state["processes"]
-        if (rank, count) != (self.processes.rank, self.processes.count):
-            raise ValueError(
-                f"the state is of process {rank} of {count}; this is process {self.processes.rank} of "
-                f"{self.processes.count}, which needs its own state"
-            )
-        columns, distill = state["buffer"]["columns"], self.settings.distill
-        if columns and ("logits" in columns) != bool(distill):
-            holds = "holds" if "logits" in columns else "does not hold"
-            raise ValueError(f"distill is {distill}, but the buffer of the state {holds} logits")
+        check_state(state, self.processes, self.settings.distill)
         present = self.buffer
         buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)
         buffer.load_state_dict(state["buffer"])
         self._repairer.load_state_dict(state)
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
+        self._checks.tried = False
         self._generator.set_state(state["generator"].cpu())
 
     @property
@@ -268,17 +286,15 @@ class FPF:
         self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
 
-    def _empty(self) -> list[int]:
-        """Return the processes whose buffer is empty: if there is one, none of them finetunes."""
-        return [rank for rank, held in enumerate(self.processes.gather(len(self.buffer))) if not held]
+    def _finetune(self) -> Finetuned | None:
+        return self._repairer.finetune(with_labels(self.buffer), self._generator, self.processes)
 
-    def _rows(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None) -> dict[str, Tensor]:
-        """Return the batch as columns of the buffer, checked before anything is changed."""
-        rows = pack(x, y, logits, self.settings.distill)
-        if isinstance(x, Mapping) and self.objective.forward is call and not self.step:
-            check_arguments(self.model, x)
-        self.buffer.check(rows)
-        if logits is not None and self.objective.loss is None:
-            # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
-            check_labels(y, logits, values=y.device.type == "cpu")
-        return rows
+    def _empty(self) -> list[int]:
+        """Return the processes whose buffer has no example with a label: if there is one, none of them finetunes."""
+        return [rank for rank, holds in enumerate(self.processes.gather(has_labels(self.buffer))) if not holds]
+
+    def _why_empty(self, empty: list[int]) -> str:
+        where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
+        if len(self.buffer):
+            return f"the buffer{where} holds no example with a label: every y is -100 or NaN"
+        return f"the buffer{where} is empty: call observe() after each training step, before finish()"

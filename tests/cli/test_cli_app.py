@@ -178,7 +178,7 @@ def completions(line, cwd):
         ("forgetless run seq-d", ["seq-digits"]),
         ("forgetless run seq-digits der", ["der", "derpp"]),
         ("forgetless run seq-digits er --network resnet", ["resnet18", "resnet18_imagenet"]),
-        ("forgetless run seq-digits er --policy ", ["reservoir", "balanced"]),
+        ("forgetless run seq-digits er --policy ", ["reservoir", "balanced", "distinct"]),
         ("forgetless run seq-digits er --precision f", ["fp32"]),
         ("forgetless sweep plan.toml --on r", ["ray"]),
         ("forgetless search rot", ["rot-mnist"]),

@@ -6,10 +6,15 @@ import pytest
 from rich.console import Console
 
 from forgetless.cli import output, progress
-from forgetless.cli.progress import Estimate, SweepProgress
-from forgetless.experiments.jobs import RunDone, RunFailed, RunStarted
+from forgetless.cli.progress import SweepProgress, remaining_time, show_sweep
+from forgetless.experiments.checkpoint import Stop, Stopped
+from forgetless.experiments.execution import Execution
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed, RunStarted, start
 from forgetless.experiments.labels import labels
+from forgetless.experiments.run import run
 from forgetless.experiments.settings import resolve
+from forgetless.experiments.sweep import sweep
+from forgetless.training.events import Stepped
 
 
 @pytest.fixture
@@ -58,15 +63,30 @@ def test_failures_that_differ_in_the_id_are_one(tmp_path, capsys):
     ]
 
 
-def test_a_run_of_a_sweep_says_that_it_resumes(tmp_path, capsys):
+def test_a_run_of_a_sweep_says_where_it_resumes(tmp_path, capsys):
+    settings, sources = resolve("seq-digits", "sgd", {"epochs": 8, "batch": 10})
+    stop = Stop()
+
+    def ask(event):
+        if isinstance(event, Stepped) and event.step >= 1000:
+            stop.since = 0.0
+
+    with pytest.raises(Stopped):
+        run(settings, sources, tmp_path, ask, stop=stop)
+    planned = [Planned(settings, sources)]
+    shown = show_sweep(planned, tmp_path, sweep(planned, tmp_path, Execution(workers=1)))
+    assert str(shown) == "1 done, 0 finished earlier, 0 failed"
+    said, _ = capsys.readouterr().err.splitlines()
+    assert said == "sgd: resuming at task 5, step 1,000"
+
+
+def test_a_corrupt_checkpoint_is_not_announced(tmp_path):
     settings = resolve("seq-digits", "sgd", {})[0]
     (tmp_path / settings.id).mkdir()
     (tmp_path / settings.id / "checkpoint.safetensors").touch()
-    with SweepProgress(1, tmp_path, lambda settings: settings.label) as shown:
-        shown.show(RunStarted(settings))
-    assert capsys.readouterr().err == "sgd: resuming from its checkpoint\n"
+    assert start(settings, tmp_path) == RunStarted(settings)
 
 
 def test_nothing_is_estimated_before_the_first_run_ends():
-    assert Estimate().eta(0, 5) == ""
-    assert Estimate().eta(5, 0) == ""
+    assert remaining_time(0.0, 0, 5) == ""
+    assert remaining_time(0.0, 5, 0) == ""

@@ -185,7 +185,7 @@ def test_a_log_is_open_from_first_event_to_exit(name, tmp_path, monkeypatch):
     library = type(sys)("library")
     library.SummaryWriter = library.init = library.MlflowClient = Sink
     library.entities, library.Error, library.MlflowException = Sink.__new__(Sink), OSError, OSError
-    monkeypatch.setattr("forgetless.experiments.loggers._library", lambda module, extra: library)
+    monkeypatch.setattr("forgetless.experiments.loggers.load_extra", lambda *_: library)
     last = {"tensorboard": "close", "wandb": "finish", "mlflow": "set_terminated"}[name]
     reader = LOGGERS[name](run(), **({"folder": tmp_path} if name == "tensorboard" else {}))
     assert not calls

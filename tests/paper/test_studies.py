@@ -274,12 +274,12 @@ def test_an_item_with_failed_runs_still_has_findings(name, records):
         Measured(line, (dataclasses.replace(record, accuracy=50.0 + i, settings=line.runs[0].settings.to_dict()),))
         for i, line in enumerate(lines)
     ]
-    whole = ITEMS[name].findings(measured)
+    whole = list(ITEMS[name].judge(measured))
     assert whole
     for missing in range(len(measured)):
         left = measured[:missing] + measured[missing + 1 :]
-        assert len(ITEMS[name].findings(left)) <= len(whole)
-        ITEMS[name].findings([measured[missing]])
+        assert len(list(ITEMS[name].judge(left))) <= len(whole)
+        list(ITEMS[name].judge([measured[missing]]))
     assert ITEMS[name].draw(measured[:1]) is not None
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgetless.repair.buffer import Buffer, balanced_slots, herd, reservoir_slots
+from forgetless.repair.buffer import Buffer
+from forgetless.repair.slots import balanced_slots, herd, reservoir_slots
 from forgetless.training.contract import detect_syncs
 
 
@@ -156,7 +157,7 @@ def test_replace_puts_new_rows_in_place_of_all():
         buffer.replace({"x": torch.zeros(5, dtype=torch.int64), "y": torch.zeros(5, dtype=torch.int64)})
 
 
-@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+@pytest.mark.parametrize("policy", ["reservoir", "balanced", "distinct"])
 def test_a_restored_buffer_continues_alike(policy, tmp_path, device):
     def batch(i):
         return {"x": torch.arange(6, device=device) + 10 * i, "y": torch.arange(6, device=device) % 3}
@@ -176,9 +177,43 @@ def test_a_restored_buffer_continues_alike(policy, tmp_path, device):
     assert straight.seen == resumed.seen == 72
 
 
-def test_a_state_of_other_settings_is_refused():
-    with pytest.raises(ValueError, match="the state has capacity 4; this buffer has 5"):
-        Buffer(5).load_state_dict(Buffer(4).state_dict())
+def test_a_state_of_another_policy_is_refused():
+    with pytest.raises(ValueError, match="the state has policy 'balanced'; this buffer has 'reservoir'"):
+        Buffer(5).load_state_dict(Buffer(5, policy="balanced").state_dict())
+    with pytest.raises(ValueError, match="the state has policy 'distinct'; this buffer has 'balanced'"):
+        Buffer(5, policy="balanced").load_state_dict(Buffer(5, policy="distinct").state_dict())
+
+
+def test_a_smaller_balanced_buffer_keeps_the_lowest_keys_of_each_class():
+    large, small, expected = (Buffer(size, policy="balanced", seed=5) for size in (12, 6, 6))
+    batch = {"x": torch.arange(40), "y": torch.arange(40) % 3}
+    large.add(batch)
+    expected.add(batch)
+    small.load_state_dict(large.state_dict())
+    assert sorted(small["x"].tolist()) == sorted(expected["x"].tolist())
+    assert small.seen == 40
+
+
+def test_a_smaller_reservoir_is_a_uniform_sample():
+    kept = numpy.zeros(30)
+    for seed in range(600):
+        large = Buffer(10, seed=seed)
+        large.add({"x": torch.arange(30)})
+        small = Buffer(4, seed=seed)
+        small.load_state_dict(large.state_dict())
+        assert (len(small), small.seen) == (4, 30)
+        kept[small["x"]] += 1
+    assert scipy.stats.chisquare(kept).pvalue > 0.001
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+def test_a_larger_buffer_keeps_all_and_fills_up(policy):
+    small, large = Buffer(4, policy=policy), Buffer(9, policy=policy)
+    small.add({"x": torch.arange(20), "y": torch.arange(20) % 2})
+    large.load_state_dict(small.state_dict())
+    assert large["x"].tolist() == small["x"].tolist()
+    large.add({"x": torch.arange(100, 105), "y": torch.arange(5) % 2})
+    assert sorted(large["x"].tolist()) == sorted([*small["x"].tolist(), *range(100, 105)])
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True, math.inf])
@@ -218,7 +253,7 @@ def test_wrong_use_says_what_would_be_right():
 def test_the_buffer_does_not_synchronise(policy):
     buffer = Buffer(5, policy=policy)
     buffer.add({"x": torch.rand(4, 2), "y": torch.zeros(4, dtype=torch.int64)})
-    buffer._counter = torch.tensor(4)  # the way of a GPU, not that of a CPU, which reads
+    buffer._sampler._counter = torch.tensor(4)  # the way of a GPU, not that of a CPU, which reads
     with detect_syncs() as syncs:
         for _ in range(3):
             buffer.add({"x": torch.rand(4, 2), "y": torch.zeros(4, dtype=torch.int64)})

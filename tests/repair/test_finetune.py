@@ -230,7 +230,7 @@ def test_an_interruption_restores_the_network():
     assert moved(before, model) == set()
 
 
-@pytest.mark.parametrize(("owner", "method"), [(finetuning, "_check_finite"), (Restorer, "restore_still")])
+@pytest.mark.parametrize(("owner", "method"), [(finetuning, "_first_infinite"), (Restorer, "restore_still")])
 def test_an_interrupt_at_the_end_restores_the_network(owner, method, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

@@ -123,5 +123,5 @@ def test_a_buffer_without_inputs_is_refused():
 
 def test_class_156_in_uint8_is_a_label():
     """−100 in eight bits is 156."""
-    assert Objective().examples(torch.tensor([156, 3], dtype=torch.uint8), distill=0.0) == 2
-    assert Objective().examples(torch.tensor([156, -100], dtype=torch.int16), distill=0.0) == 1
+    assert Objective().examples({"y": torch.tensor([156, 3], dtype=torch.uint8)}, distill=0.0) == 2
+    assert Objective().examples({"y": torch.tensor([156, -100], dtype=torch.int16)}, distill=0.0) == 1

@@ -99,9 +99,9 @@ def test_a_step_is_counted_then_finetuned_then_stored():
     for step, (x, y) in zip(range(1, 8), shifting(shape), strict=False):
         done = fpf.observe(x, y)
         assert (done is not None) == (step % 3 == 0)
-    assert seen == [2 * 16, 5 * 16]  # the batch of steps 3 and 6 not yet among them
+    assert seen == [0, 2 * 16, 5 * 16]  # at first a trial; the batch of steps 3 and 6 not yet among them
     fpf.finish()
-    assert seen == [2 * 16, 5 * 16, 7 * 16]
+    assert seen == [0, 2 * 16, 5 * 16, 7 * 16]
 
 
 def test_nothing_is_finetuned_before_a_shift_is_known():
@@ -316,7 +316,7 @@ def test_a_non_finite_loss_changes_nothing():
 
 def test_a_failed_finetuning_keeps_the_step_and_the_batch():
     model, shape = make("mlp")
-    fpf = FPF(model, 64, every=2, groups="all", augment=lambda x: 1 / 0)
+    fpf = FPF(model, 64, every=2, groups="all", augment=lambda x: 1 / 0 if fpf.step else x)
     batches = shifting(shape)
     fpf.observe(*next(batches))
     with pytest.raises(ZeroDivisionError):
@@ -450,3 +450,29 @@ def test_a_finetuning_leaves_the_seed_of_unused_devices():
     fpf.observe(torch.rand(40, 16), torch.arange(40) % 4)
     fpf.finish()
     assert waiting() == [7]
+
+
+def test_remembered_examples_stay_through_the_training():
+    model = networks.mlp(3, 4)
+    fpf = FPF(model, capacity=30, policy="distinct")
+    old = torch.rand(12, 4, generator=torch.Generator().manual_seed(0))
+    fpf.remember(old, torch.zeros(12, dtype=torch.int64))
+    x = torch.rand(600, 4, generator=torch.Generator().manual_seed(1))
+    for epoch in range(3):
+        for rows in torch.arange(600).split(20):
+            fpf.observe(x[rows], rows % 2)
+        held = {tuple(row) for row in fpf.buffer["x"].tolist()}
+        assert len(held & {tuple(row) for row in old.tolist()}) == 10, f"after epoch {epoch}"
+    assert fpf.step == 90
+    with pytest.raises(ValueError, match=r"examples of shape \(5,\)"):
+        fpf.remember(torch.rand(2, 5), torch.zeros(2, dtype=torch.int64))
+
+
+def test_boundary_and_finish_begin_a_period():
+    fpf = FPF(networks.mlp(3, 4), capacity=30, policy="distinct", steps=1, groups="all")
+    fpf.observe(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64))
+    fpf.boundary()
+    assert fpf.buffer.period == 1
+    fpf.observe(torch.rand(4, 4), torch.zeros(4, dtype=torch.int64))
+    fpf.finish()
+    assert fpf.buffer.period == 2

@@ -9,7 +9,7 @@ from torch import nn
 from forgetless import FPF, networks
 
 
-@pytest.mark.parametrize("policy", ["reservoir", "balanced"])
+@pytest.mark.parametrize("policy", ["reservoir", "balanced", "distinct"])
 def test_a_restored_run_resumes_bit_for_bit(tmp_path, device, policy):
     shape = (16,)
 
@@ -55,7 +55,10 @@ def test_a_state_that_does_not_fit_changes_nothing():
     fpf.observe(*next(shifting(shape)))
     state = fpf.state_dict()
     for other, match in (
-        (FPF(networks.mlp(10, 16), 32), "the state has capacity 64; this buffer has 32"),
+        (
+            FPF(networks.mlp(10, 16), 64, policy="balanced"),
+            "the state has policy .reservoir.; this buffer has .balanced.",
+        ),
         (FPF(networks.mlp(10, 16, hidden=(9,)), 64), "other groups of parameters"),
         (FPF(networks.mlp(10, 17), 64), "saved from another network"),
     ):
@@ -66,9 +69,44 @@ def test_a_state_that_does_not_fit_changes_nothing():
         fpf.load_state_dict({**state, "format": 99})
 
 
-def test_a_state_before_the_first_step_has_the_seed():
+@pytest.mark.parametrize(
+    ("path", "value", "match"),
+    [
+        ("step", "3", "entry step has type str; it must be int"),
+        ("generator", "x", "entry generator has type str; it must be Tensor"),
+        ("chosen", "fc1", "entry chosen has type str; it must be list or None"),
+        ("shifts", [1, "2"], r"entry shifts\.1 has type str; it must be int"),
+        ("buffer.seen", None, r"entry buffer\.seen has type NoneType; it must be int"),
+        ("buffer.columns.x", [1.0], r"entry buffer\.columns\.x has type list; it must be Tensor"),
+        ("buffer.generator", 3, r"entry buffer\.generator has type int; it must be Tensor or None"),
+        ("tracker.last", {"fc1.weight": 0.5}, r"entry tracker\.last\.fc1\.weight has type float; it must be Tensor"),
+        ("tracker.between_tasks", [[1, 1, "x"]], r"between_tasks\.0\.2 has type str; it must be int or Tensor"),
+        ("detector.highest", ["x"], r"entry detector\.highest\.0 has type str; it must be float"),
+    ],
+)
+def test_a_wrong_type_in_a_state_is_named(path, value, match):
     model, shape = make("mlp")
-    fpf, resumed = FPF(model, 4, seed=7), FPF(model, 4, seed=7)
+    fpf = FPF(model, 64)
+    fpf.observe(*next(shifting(shape)))
+    state = fpf.state_dict()
+    fpf.load_state_dict(state)
+    *folders, name = path.split(".")
+    inner = state
+    for folder in folders:
+        inner = inner[folder]
+    inner[name] = value
+    with pytest.raises(ValueError, match=match):
+        fpf.load_state_dict(state)
+    del inner[name]
+    if folders[-1:] != ["columns"]:
+        with pytest.raises(ValueError, match=f"the state has no entry {path}"):
+            fpf.load_state_dict(state)
+    assert fpf.step == 1
+
+
+def test_a_state_before_the_first_step_has_the_seed():
+    (model, shape), (other, _) = make("mlp"), make("mlp")
+    fpf, resumed = FPF(model, 4, seed=7), FPF(other, 4, seed=7)
     resumed.load_state_dict(fpf.state_dict())
     for x, y in list(shifting(shape))[:5]:
         fpf.observe(x, y)
@@ -108,8 +146,9 @@ def test_other_settings_than_the_states_warn():
 
 
 def test_a_state_does_not_switch_detection():
-    model = make("mlp")[0]
+    model, shape = make("mlp")
     searching, announced = FPF(model), FPF(model)
+    announced.observe(*next(shifting(shape)))
     announced.boundary()
     still = FPF(model, detect=False)
     with pytest.warns(UserWarning, match="saved with detect True; this FPF has detect False"):

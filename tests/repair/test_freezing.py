@@ -51,7 +51,7 @@ def test_a_frozen_part_stays_in_evaluation_mode():
         fpf.finish()
         assert not any(name.startswith("0.") for name in moved(before, model))
         assert "2.running_mean" in moved(before, model)
-    assert seen == [False] * 4
+    assert seen == [False] * 6
 
 
 def test_unchosen_buffers_of_a_module_stay():

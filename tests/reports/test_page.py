@@ -60,9 +60,16 @@ def test_only_ten_rows_have_labels(records):
     table, charts = text.split("<tbody>")[1].split("</tbody>")
     assert table.count(" faint") == 20
     assert charts.count("<g><title>sgd, lr") == 2 * 10
-    assert text.count("<figure>") == 24 + 4
+    assert (text.count("<figure>"), text.count("<figure data-row=")) == (4, 24)
+    assert text.count("<input") == 1
+    assert "<input" not in page.html(many[:10], "Few")
     assert "mean over seeds. Of the 24 best rows." in text
     assert "best rows" not in page.html(many[:24], "Fewer")
+
+
+def test_the_verdict_is_two_sentences_and_a_list():
+    assert page._verdict(["A.", "B 5 %.", "C.", "D."]) == "<p>A. B 5&nbsp;%.</p><ul><li>C.</li><li>D.</li></ul>"
+    assert page._verdict(["A."]) == "<p>A.</p>"
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -95,9 +102,18 @@ def test_the_page_works_in_a_browser_on_a_phone(records, tmp_path):
         assert view.evaluate("document.documentElement.scrollWidth") <= 390
         view.hover(".series path >> nth=0")
         assert "%" in view.inner_text("#tip")
+        view.hover("tbody tr >> nth=1")
+        lit = "[...document.querySelectorAll('.lit')].map(part => part.dataset.row)"
+        assert view.evaluate(lit)[1:] == view.evaluate(lit)[:1] * 3  # the row, two charts and a matrix
         view.click("td:nth-child(2) a >> nth=0")  # opens the settings
         view.click(f"dd a >> text={records[0].accuracy:.2f}")
         assert records[0].id in view.url
+        many = [dataclasses.replace(records[0], settings={**records[0].settings, "lr": float(i)}) for i in range(11)]
+        (tmp_path / "page.html").write_text(page.html(many, "Many"), encoding="utf-8")
+        view.goto((tmp_path / "page.html").as_uri())
+        view.fill("input", "SGD 7.0")
+        shown = "[...document.querySelectorAll('[data-row]:not(.out)')].map(part => part.dataset.row)"
+        assert set(view.evaluate(shown)) == {"sgd, lr 7.0"}
         assert not errors
         browser.close()
 

@@ -62,6 +62,15 @@ def test_rows_far_below_do_not_squeeze_the_others(records):
     assert [f">{level} %</text>" in drawn for level in (0, 88, 90, 94)] == [False, False, True, True]
 
 
+def test_axes_have_at_least_three_labels(records):
+    rows = [Row(str(flops), (dataclasses.replace(records[0], flops={"train": flops}),)) for flops in (14, 47)]
+    drawn = svg.cost(rows, svg.row_styles(rows))
+    assert [f">{number}</text>" in drawn for number in (15, 20, 30, 50)] == [True] * 4
+    matrix = svg.matrix(Row("er", (dataclasses.replace(records[0], accuracy_matrix=[[9.0] * 3] * 3),)))
+    ticks = matrix.split('<g class="ticks">')[1]
+    assert [ticks.count(f">{task}</text>") for task in (1, 2, 3, 4)] == [2, 2, 2, 0]
+
+
 def test_colours_mean_the_repair(records):
     labels = ("er", "fpf+er", "k-fpf-ce", "fpf-all+er, lr 0.1", "FPF+ER", "fpf_mine:Method")
     looks = svg.row_styles([Row(label, (records[0],)) for label in labels])

@@ -6,6 +6,10 @@ from forgetless.reports.rows import Row
 from forgetless.reports.verdict import cards, verdict
 
 
+def paragraphs(rows):
+    return [" ".join(sentences) for sentences in verdict(rows)]
+
+
 @pytest.fixture
 def row(records):
     """Return a row whose accuracies, FLOPs and share are given."""
@@ -38,7 +42,7 @@ def test_the_verdict_compares_repair_with_sgd_and_replay(row):
         row("gdumb", [67.3, 68.3], 500),
         row("joint", [94.0, 96.0], 1000),
     ]
-    assert verdict(rows) == [
+    assert paragraphs(rows) == [
         "Plain SGD ends at 19.0 %. Repairing 6 % of the parameters afterwards (fpf+sgd) reaches 83.0 %, 64.0 points "
         "above plain SGD, at 1.10 times the compute. Replay at every step (ER) reaches 80.0 %, 3.0 points below "
         "fpf+sgd, at 2.00 times the compute. Training on the buffer alone (GDumb) reaches 67.8 %. Training on all "
@@ -54,19 +58,19 @@ def test_the_verdict_compares_repair_with_sgd_and_replay(row):
 
 def test_a_repair_that_does_not_help_is_said_not_to(row):
     worse = [row("sgd", [30.0, 30.0], 1000), row("fpf+sgd", [20.0, 20.0], 1500, share=0.001)]
-    assert "(fpf+sgd) reaches 20.0 %, 10.0 points below plain SGD, at 1.50 times the compute." in verdict(worse)[0]
+    assert "(fpf+sgd) reaches 20.0 %, 10.0 points below plain SGD, at 1.50 times the compute." in paragraphs(worse)[0]
     assert cards(worse)[1][1] == "−10.0 points"
     noisy = [row("sgd", [10.0, 30.0], 1000), row("fpf+sgd", [15.0, 35.0], 1500, share=0.001)]
     assert (
         "Repairing 0.1 % of the parameters afterwards (fpf+sgd) reaches 25.0 %, within noise of plain SGD"
-        in (verdict(noisy)[0])
+        in paragraphs(noisy)[0]
     )
     assert cards(noisy)[1][2] == "fpf+sgd compared with plain SGD alone, within noise"
 
 
 def test_a_repair_is_compared_run_by_run_with_what_it_repaired(row):
     rows = [row("fpf+er", [52.0, 72.0], 1100, share=0.25, before=[50.0, 70.0])]  # 2 points more in every run
-    assert verdict(rows) == [
+    assert paragraphs(rows) == [
         "Repairing 25 % of the parameters afterwards (fpf+er) reaches 62.0 %, 2.0 points above ER, at 1.10 times the "
         "compute of ER. Replay at every step (ER) reaches 60.0 %."
     ]
@@ -99,14 +103,14 @@ ALL = "Repairing 100 % of the parameters"
 )
 def test_missing_rows_are_left_out(row, labels, text):
     rows = [row(label, [50.0, 50.0], 1000, share=1.0 if "fpf" in label else 0.0) for label in labels]
-    assert verdict(rows) == [text]
+    assert paragraphs(rows) == [text]
     assert bool(cards(rows)) == any("fpf" in label for label in labels)
 
 
 def test_single_runs_are_marked_as_such(row):
     rows = [row("sgd", [20.0], 1000), row("fpf+sgd", [20.5], 1000, share=0.5)]
-    assert verdict(rows)[0].endswith("Rows without ± are single runs, whose noise is unknown.")
-    assert "reaches 20.5 %, 0.5 points above plain SGD" in verdict(rows)[0]
+    assert paragraphs(rows)[0].endswith("Rows without ± are single runs, whose noise is unknown.")
+    assert "reaches 20.5 %, 0.5 points above plain SGD" in paragraphs(rows)[0]
 
 
 def test_only_rows_of_the_same_setup_are_compared(row):
@@ -114,7 +118,7 @@ def test_only_rows_of_the_same_setup_are_compared(row):
     rows += [row(f"er, buffer {b}", [a, a], 2000, method="er", buffer=b) for a, b in ((60.0, 200), (70.0, 500))]
     rows += [row("fpf+er", [80.0, 80.0], 2000, share=0.1, buffer=500, epochs=50)]
     epochs = rows[0].settings["epochs"]
-    assert [text.split("0 %,")[0] for text in verdict(rows)] == [
+    assert [text.split("0 %,")[0] for text in paragraphs(rows)] == [
         f"Epochs {epochs}, buffer 200: Plain SGD ends at 20.0 %. Replay at every step (ER) reaches 60.",
         f"Epochs {epochs}, buffer 500: Plain SGD ends at 20.0 %. Replay at every step (ER) reaches 70.",
         "Epochs 50, buffer 500: Repairing 10 % of the parameters afterwards (fpf+er) reaches 80.0 %.",
@@ -126,5 +130,5 @@ def test_rows_on_validation_do_not_count_next_to_others(row):
         row("er", [60.0, 60.0], 1000),
         row("er, on validation", [70.0, 70.0], 1000, method="er", validation=True),
     )
-    assert "(ER) reaches 60.0 %." in verdict([tested, held_out])[0]
-    assert "(ER) reaches 70.0 %." in verdict([held_out])[0]
+    assert "(ER) reaches 60.0 %." in paragraphs([tested, held_out])[0]
+    assert "(ER) reaches 70.0 %." in paragraphs([held_out])[0]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from forgetless.cli.options import Out, Quiet
-from forgetless.cli.output import print_note, print_rows
+from forgetless.cli.output import agreeing, print_note, print_rows
 from forgetless.cli.progress import show_sweep
 from forgetless.experiments import record
 from forgetless.experiments.checks import check_runs
@@ -28,7 +28,7 @@ def demo(
     check_runs(runs, out)
     if show_sweep(runs, out, sweep(runs, out)).failed:
         raise typer.Exit(1)
-    records = [record.read_run(out, run.settings) for run in runs]
+    records = agreeing([record.read_run(out, run.settings) for run in runs])
     print_rows(records)
     file = out / "report.html"
     links = {finished.id: f"{finished.id}/{record.NAME}" for finished in records}

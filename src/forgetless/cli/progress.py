@@ -33,16 +33,9 @@ class ProgressLine(Progress):
         super().__init__(*columns, console=remarks, transient=True, disable=hidden)
 
 
-@final
-class Estimate:
-    """Estimates the remaining time from the units of work done since it was made."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    def eta(self, done: int, left: int) -> str:
-        """Return "ETA 12 min"; empty before the first unit and after the last."""
-        return f"ETA {duration((time.monotonic() - self._began) / done * left)}" if done > 0 and left > 0 else ""
+def remaining_time(began: float, done: int, left: int) -> str:
+    """Return "ETA 12 min" from the units of work done since ``began``; empty before the first and after the last."""
+    return f"ETA {duration((time.monotonic() - began) / done * left)}" if done > 0 and left > 0 else ""
 
 
 @final
@@ -52,7 +45,7 @@ class SweepProgress:
     def __init__(self, total: int, out: Path, label: Callable[[Settings], str]) -> None:
         self.done = self.existing = self.failed = 0
         self._total, self._out, self._label = total, out, label
-        self._estimate, self._ended = Estimate(), 0  # runs that ended in this call
+        self._began, self._ended = time.monotonic(), 0  # runs that ended in this call
         self._running: set[str] = set()
         self._failures: dict[str, list[Settings]] = {}  # by their error, in which "<id>" stands for the id of each
         self._line = ProgressLine()
@@ -79,13 +72,13 @@ class SweepProgress:
         settings = event.settings
         if isinstance(event, RunStarted):
             self._running.add(settings.id)
-            if isinstance(self._out, Path) and (self._out / settings.id / record.CHECKPOINT).exists():
-                print_remark(f"{self._label(settings)}: resuming from its checkpoint")
+            if event.step:
+                print_remark(f"{self._label(settings)}: resuming at task {event.task}, step {event.step:,}")
         else:
             self._running.discard(settings.id)
             outcome = self._count(event)
             position = self.done + self.existing + self.failed
-            eta = self._estimate.eta(self._ended, self._total - position)
+            eta = remaining_time(self._began, self._ended, self._total - position)
             self._line.update(self._bar, completed=position, eta=eta)
             if not event.earlier and not remarks.is_terminal:
                 count = f"{position:>{len(str(self._total))}}/{self._total}"

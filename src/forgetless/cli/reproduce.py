@@ -84,7 +84,7 @@ def reproduce(
         print_line(name)
         _print_comparison([entry for entry in measured if entry.line.stream == name])
     print_mixed_versions(records)
-    findings = item.findings(measured)
+    findings = list(item.judge(measured))
     for finding in findings:
         print_line(str(finding))
     chosen = [str(value) for value in (stream, buffer, *options.rows, seeds and f"seeds-{seeds}") if value]

@@ -1,6 +1,7 @@
 """``forgetless run`` and ``forgetless resume``: one run."""
 
 import os
+import time
 from pathlib import Path
 from statistics import mean
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import forgetless
 from forgetless.cli import options
 from forgetless.cli.completion import complete_runs, run_folders
 from forgetless.cli.output import print_error, print_json, print_line, print_note, print_remark, print_rows
-from forgetless.cli.progress import Estimate, ProgressLine
+from forgetless.cli.progress import ProgressLine, remaining_time
 from forgetless.config import catalogue
 from forgetless.config.fields import Setting
 from forgetless.config.units import si_prefix
@@ -135,7 +136,7 @@ def _train(
         how["log"] = loggers.for_run(extras["log"], settings, out)
     with ProgressLine(quiet=quiet) as line:
         bar = line.add_task("reading data", total=None, eta="")
-        estimate = Estimate()
+        start = time.monotonic()
         began = Began(0, 0)
 
         def show(event: Event) -> None:
@@ -146,7 +147,7 @@ def _train(
                 if event.step and not quiet:
                     print_remark(f"resuming at task {event.task}, step {event.step:,}")
             elif isinstance(event, Stepped):
-                eta = estimate.eta(event.step - began.step, began.steps - event.step)
+                eta = remaining_time(start, event.step - began.step, began.steps - event.step)
                 line.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}", eta=eta)
             elif isinstance(event, TaskEnded) and not quiet:
                 accuracy = mean(event.accuracies[: event.seen])

@@ -2,8 +2,8 @@
 
 One multiply-add is 2 FLOPs. Matrix products, convolutions and attention count; elementwise operations do not. Only what
 is computed counts: a frozen layer has no weight gradient, there is no backward pass below the lowest trained layer, and
-the first layer has no input gradient. The paper's tables take full training as 3 times the forward pass
-(``nominal_flops``), which includes that input gradient: 0.1 % more than is computed for ResNet-18, 41 % for the MLP.
+the first layer has no input gradient. The paper's tables take full training as 3 times the forward pass, which includes
+that input gradient: 0.1 % more than is computed for ResNet-18, 41 % for the MLP.
 The importance of parameters in oEWC and MAS is counted in the paper's way too.
 
 ``_CORRECTIONS`` repairs torch's counter. It multiplies the weight gradient of a grouped convolution by the number of
@@ -58,11 +58,6 @@ def training_flops(model: nn.Module, x: Tensor) -> int:
                 loss.backward()
 
         return count(step)
-
-
-def nominal_flops(model: nn.Module, x: Tensor) -> int:
-    """Return the FLOPs of full training by the paper's convention: the backward pass costs 2 forward passes."""
-    return 3 * forward_flops(model, x)
 
 
 @contextmanager

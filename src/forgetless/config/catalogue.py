@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-POLICIES = ("reservoir", "balanced")  # how a buffer samples
+POLICIES = ("reservoir", "balanced", "distinct")  # how a buffer samples
 
 
 class Entry(NamedTuple):

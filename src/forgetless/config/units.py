@@ -1,7 +1,5 @@
 """Write numbers in readable units: 1.48 PFLOPs, 34 MB, 11.2 M, 2 min 10 s. Imports no torch."""
 
-from __future__ import annotations
-
 import math
 
 

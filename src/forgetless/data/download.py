@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISLNK
 
+from forgetless.config.extras import load_extra
 from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError, md5
 
 
@@ -71,11 +72,7 @@ def get(name: str, root: Path, *, progress: bool = True) -> None:
     source = SOURCES[name]
     if source.by_hand:
         raise DataError(f"{name} cannot be downloaded: {source.by_hand} below {root}")
-    try:
-        import pooch
-        import requests
-    except ImportError:
-        raise ImportError("downloading data needs pooch: pip install 'forgetless[data]'") from None
+    pooch, requests = (load_extra(name, "data", "downloading data needs pooch") for name in ("pooch", "requests"))
     root.mkdir(parents=True, exist_ok=True)
     downloader = pooch.HTTPDownloader(progressbar=progress, timeout=60)
     for address, digest in source.files.items():

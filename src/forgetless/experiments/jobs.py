@@ -3,13 +3,18 @@
 Local processes (``workers``) and Ray tasks (``ray``) both execute jobs.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from forgetless.config import catalogue
-from forgetless.experiments.record import Record
+from forgetless.experiments.finished import changed_code
+from forgetless.experiments.record import CHECKPOINT, Record
 from forgetless.experiments.settings import Settings
 
 LANES = 8  # runs per job on a GPU: more were not faster on an H200 (docs/speed.md)
@@ -25,9 +30,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class RunStarted:
-    """A run has started."""
+    """A run has started. A run that resumes starts at a later task, after the steps that were taken before."""
 
     settings: Settings
+    task: int = 1
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,17 @@ class RunFailed:
 
 
 SweepEvent = RunStarted | RunDone | RunFailed
+
+
+def start(settings: Settings, out: Path) -> RunStarted:
+    """Return the event of a run that starts now, at the task and step of its checkpoint in ``out``, if it has one."""
+    with suppress(OSError, SafetensorError, ValueError, KeyError):  # there is none, or the run reports what is wrong
+        with safe_open(str(out / settings.id / CHECKPOINT), framework="np") as stored:
+            content = json.loads((stored.metadata() or {})["forgetless"])
+        if not changed_code(content["about"]["code"], settings):
+            step, task, *_ = content["state"]["place"]
+            return RunStarted(settings, task + 1, step)
+    return RunStarted(settings)
 
 
 def run_job(runs: Sequence[Planned], lanes: int | None, out: Path, **options: Any) -> Iterator[RunDone | RunFailed]:

@@ -8,13 +8,13 @@ first event. It is closed after the last event, and also if the loop is left ear
 are extras, which only the logger that needs them imports.
 """
 
-import importlib
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from forgetless.config.extras import load_extra
 from forgetless.experiments.settings import Settings
 from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Event, Repaired, Result, TaskEnded
@@ -50,8 +50,8 @@ def tensorboard(
         folder: The folder of the log.
         settings: Settings of the run, which TensorBoard shows as text.
     """
-    _library("tensorboard", "tensorboard")
-    library = _library("torch.utils.tensorboard", "tensorboard")
+    load_extra("tensorboard", "tensorboard", "loggers.tensorboard needs tensorboard")
+    library = load_extra("torch.utils.tensorboard", "tensorboard", "loggers.tensorboard needs tensorboard")
 
     def opened() -> tuple[Log, Close]:
         writer = library.SummaryWriter(str(folder))
@@ -79,7 +79,7 @@ def wandb(
         settings: Settings of the run, stored as its config.
         init: Further arguments of ``wandb.init``, such as ``mode="offline"``.
     """
-    library = _library("wandb", "wandb")
+    library = load_extra("wandb", "wandb", "loggers.wandb needs wandb")
 
     def opened() -> tuple[Log, Close]:
         try:
@@ -111,7 +111,7 @@ def mlflow(
         name: The name of the run.
         uri: Where the runs are tracked. Default: MLflow's own setting, ``MLFLOW_TRACKING_URI``.
     """
-    library = _library("mlflow", "mlflow")
+    library = load_extra("mlflow", "mlflow", "loggers.mlflow needs mlflow")
 
     def opened() -> tuple[Log, Close]:
         try:
@@ -162,15 +162,6 @@ def _logged(events: Iterable[Event], opened: Callable[[], tuple[Log, Close]]) ->
         raise
     finally:
         close(status)
-
-
-def _library(module: str, extra: str) -> Any:
-    """Return a module, or raise ``ImportError`` that names the extra to install."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        hint = f"pip install 'forgetless[{extra}]'"
-        raise ImportError(f"loggers.{extra} needs a library that is missing ({error}): {hint}") from None
 
 
 def _result_numbers(result: Result) -> dict[str, float]:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from forgetless.config.extras import load_extra
 from forgetless.experiments import jobs, record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Planned, RunDone, RunFailed, RunStarted, SweepEvent
+from forgetless.experiments.jobs import Planned, RunDone, RunFailed, SweepEvent
 from forgetless.experiments.storage import Schedule
 
 RETRIES = 3  # of a task whose node or process dies
@@ -43,7 +44,7 @@ def execute(runs: Sequence[Planned], out: Path, execution: Execution) -> Iterato
                 busy = sum(other == kind for other, _ in running.values())
                 while queue and busy < resources.get(kind, 0):
                     members, busy = queue.popleft(), busy + 1
-                    yield from (RunStarted(run.settings) for run in members)
+                    yield from (jobs.start(run.settings, out) for run in members)
                     submitted = task.options(**{f"num_{kind.lower()}s": 1})
                     reference = submitted.remote(members, place, lanes, execution.schedule, environment)
                     running[reference] = kind, members
@@ -80,10 +81,7 @@ def pack_groups(groups: Sequence[list[Planned]], size: int) -> list[list[Planned
 
 def _connect() -> Any:
     """Return the module ray, connected to the cluster in RAY_ADDRESS or on this machine."""
-    try:
-        import ray
-    except ImportError:
-        raise ImportError("--on ray needs ray: pip install 'forgetless[ray]'") from None
+    ray = load_extra("ray", "ray", "--on ray needs ray")
     if not ray.is_initialized():
         _check_address(os.environ.get("RAY_ADDRESS", ""))
         try:

@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from forgetless.config.extras import load_extra
 from forgetless.experiments.labels import flat
 from forgetless.experiments.settings import Settings
 from forgetless.experiments.storage import write_whole
@@ -69,11 +71,8 @@ def folder(name: str | Path) -> Path:
         return name
     if "://" not in name:
         return Path(name)
-    try:
-        from upath import UPath
-    except ImportError:
-        raise ImportError(f"{name} needs universal-pathlib: pip install 'forgetless[store]'") from None
-    return UPath(name)  # type: ignore[return-value]
+    remote: Path = load_extra("upath", "store", f"{name} needs universal-pathlib").UPath(name)
+    return remote
 
 
 def path(out: Path, settings: Settings) -> Path:
@@ -185,28 +184,22 @@ def agreeing(records: Sequence[Record]) -> tuple[list[Record], list[str]]:
 
     Records of the same settings disagree if the code or the data changed between the runs.
     """
-    alike: dict[str, list[list[Record]]] = {}
-    for record in records:
-        sets = alike.setdefault(key_without_seed(record), [])
-        fitting = next((members for members in sets if mismatch(members[0], record) is None), None)
-        if fitting is None:
-            sets.append(fitting := [])
-        fitting.append(record)
-    most = {key: max(sets, key=len)[0] for key, sets in alike.items()}
-    judged = [(record, mismatch(most[key_without_seed(record)], record)) for record in records]
-    problems = [f"{record.id}: {problem}" for record, problem in judged if problem is not None]
-    return [record for record, problem in judged if problem is None], problems
 
+    def kind(record: Record) -> tuple[str, int, frozenset[str]]:
+        return key_without_seed(record), len(record.accuracy_matrix[-1]), frozenset(record.sensitivity)
 
-def mismatch(first: Record, other: Record) -> str | None:
-    """Return what is wrong if records that differ only in the seed have other tasks or groups, else ``None``."""
-    same_tasks = len(other.accuracy_matrix[-1]) == len(first.accuracy_matrix[-1])
-    if same_tasks and other.sensitivity.keys() == first.sensitivity.keys():
-        return None
-    return (
-        f"the records {first.id} and {other.id} have the same settings but for the seed, and other tasks or groups of "
-        "parameters: one is of code that was changed since; remove it"
-    )
+    counts = Counter(map(kind, records))
+    usual: dict[str, Record] = {}
+    for record in sorted(records, key=lambda record: -counts[kind(record)]):
+        usual.setdefault(key_without_seed(record), record)
+    pairs = [(record, usual[key_without_seed(record)]) for record in records]
+    problems = [
+        f"{record.id}: the records {other.id} and {record.id} have the same settings but for the seed, and other tasks "
+        "or groups of parameters: one is of code that was changed since; remove it"
+        for record, other in pairs
+        if kind(record) != kind(other)
+    ]
+    return [record for record, other in pairs if kind(record) == kind(other)], problems
 
 
 def key_without_seed(record: Record) -> str:

@@ -11,10 +11,11 @@ from typing import Any, final
 from forgetless.config.catalogue import TABLES, check_name, load, nearest
 from forgetless.config.fields import Setting, check_value, setting, settings_of
 from forgetless.experiments.presets import preset
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import BUDGET, Finetune
 from forgetless.training.settings import TrainSettings
 
 REPAIRS = ("none", "fpf", "k-fpf")
+SCHEDULE = ("every", "steps", "ft_lr", "threshold")  # the settings that a budget replaces
 
 
 @final
@@ -42,7 +43,7 @@ class Settings(TrainSettings):
     @property
     def repair(self) -> str:
         """Return ``none``, ``fpf`` or ``k-fpf``."""
-        return "none" if self.finetune is None else "fpf" if self.finetune.every is None else "k-fpf"
+        return "none" if self.finetune is None else "fpf" if self.finetune.at_end_only else "k-fpf"
 
     @property
     def id(self) -> str:
@@ -114,7 +115,10 @@ class Settings(TrainSettings):
                 for name, declared in _repair_level().items()
                 if values.get(name) is not None
             }
-            finetune = Finetune(**given) if repair == "fpf" else Finetune.k_fpf(**given)
+            if "budget" in given:
+                finetune = Finetune.within(**given, spread=repair == "k-fpf")
+            else:
+                finetune = Finetune(**given) if repair == "fpf" else Finetune.k_fpf(**given)
         run_level = {name: values[name] for name in _run_level() if name in values}
         return Settings(**run_level, finetune=finetune, options=dict(values.get("options", {})))
 
@@ -157,12 +161,23 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     sourced = presets | {name: (value, "given") for name, value in given.items()}
     if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
         sourced["precision"] = "bf16", "default on a GPU"
+    if repair != "none" and ("budget" in given or _tunes_itself(stream, given)):
+        sourced = {name: pair for name, pair in sourced.items() if name not in SCHEDULE or name in given}
+        sourced.setdefault("budget", (BUDGET, f"default of {repair}"))
     values = {name: value for name, (value, _) in sourced.items()}
     options = {name: values.pop(name) for name in list(values) if name not in declared and name != "repair"}
     if options:
         options = check_options(method, options)
     settings = Settings.from_dict({**values, "stream": stream, "method": method, "options": options})
     return settings, {name: source for name, (_, source) in sourced.items()}
+
+
+def _tunes_itself(stream: str, given: Mapping[str, Any]) -> bool:
+    """Return whether repairs tune themselves by default: on a user's stream, unless a part of a schedule is given.
+
+    The benchmark's streams have the paper's schedules, with settings that were searched for each stream.
+    """
+    return stream not in TABLES["stream"] and not any(name in given for name in SCHEDULE)
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from forgetless.experiments import record
 from forgetless.experiments.execution import Execution
-from forgetless.experiments.jobs import Planned, RunFailed, RunStarted, SweepEvent, group_by_training, run_job
+from forgetless.experiments.jobs import Planned, RunFailed, RunStarted, SweepEvent, group_by_training, run_job, start
 
 PATIENCE = 30  # seconds for the processes to write checkpoints when a sweep is stopped
 
@@ -167,16 +167,17 @@ def _work(connection: Connection, out: str, execution: Execution, gpu: str | Non
         stop.since = stop.since or time.monotonic()
 
     threading.Thread(target=watch_parent, daemon=True).start()
+    folder = record.folder(out)
     streams: dict[Any, Any] = {}  # those of the last job, since the next job often needs the same
     options = {
-        "streams": streams, "on_start": lambda settings: connection.send(RunStarted(settings)),
+        "streams": streams, "on_start": lambda settings: connection.send(start(settings, folder)),
         "schedule": execution.schedule, "stop": stop,
     }  # fmt: skip
     try:
         while (runs := connection.recv()) is not None:
             if len(streams) > 1:
                 streams.clear()
-            for outcome in run_job(runs, execution.lanes, record.folder(out), **options):
+            for outcome in run_job(runs, execution.lanes, folder, **options):
                 connection.send(outcome)
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         return  # the sweep was stopped

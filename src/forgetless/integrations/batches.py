@@ -1,14 +1,13 @@
 """Join the batches of one optimiser step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from forgetless.repair.objective import pack, unpack
+from forgetless.repair.objective import Inputs, Targets, pack, unpack
 
-Inputs = Tensor | Mapping[str, Tensor]
-Observation = tuple[Inputs, Tensor, Tensor | None]  # a batch as ``FPF.observe`` takes it: x, y, logits
+Observation = tuple[Inputs, Targets, Tensor | None]  # a batch as ``FPF.observe`` takes it: x, y, logits
 
 
 def joined(batches: Sequence[Observation]) -> Observation:
@@ -24,4 +23,4 @@ def joined(batches: Sequence[Observation]) -> Observation:
                 'needs one shape: pad to one length (padding="max_length")'
             )
     rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
-    return unpack(rows), rows["y"], rows.get("logits")
+    return unpack(rows), unpack(rows, "y"), rows.get("logits")

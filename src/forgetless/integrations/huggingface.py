@@ -115,7 +115,8 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         tensors = {n: value.detach() for n, value in named.items() if n != self.labels and isinstance(value, Tensor)}
         if self._columns is None:
             from_labels = hasattr(model, "prepare_decoder_input_ids_from_labels")
-            if from_labels and "decoder_input_ids" not in tensors and self.fpf.objective.forward is call:
+            unlabelled = self.fpf.objective.forward is call and self.fpf.objective.loss != "model"
+            if from_labels and "decoder_input_ids" not in tensors and unlabelled:
                 raise ValueError(
                     f"{type(model).__name__} makes its decoder's inputs from the labels, but a repair calls it without "
                     "them: add decoder_input_ids to the batches, as DataCollatorForSeq2Seq(tokenizer, model=model) does"

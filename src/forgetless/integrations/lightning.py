@@ -19,7 +19,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from forgetless.fpf import FPF
-from forgetless.integrations.batches import Inputs, Observation, joined
+from forgetless.integrations.batches import Observation, joined
+from forgetless.repair.objective import Inputs, Targets
 
 TUNER_FILES = (".lr_find_", ".scale_batch_size_")  # checkpoints from which Lightning's Tuner undoes its own steps
 
@@ -48,7 +49,7 @@ class FPFCallback(Callback):
     """
 
     def __init__(
-        self, fpf: FPF, split: Callable[[Any], tuple[Inputs, Tensor]] = split_batch, *, tasks: bool = True
+        self, fpf: FPF, split: Callable[[Any], tuple[Inputs, Targets]] = split_batch, *, tasks: bool = True
     ) -> None:
         self.fpf, self.split, self.tasks = fpf, split, tasks
         self._batches: list[Observation] = []  # since the last optimiser step

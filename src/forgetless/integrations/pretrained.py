@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from forgetless.config.extras import load_extra
 from forgetless.data.readers.examples import TENSOR_FILES, TEXT_FILES, image_files, read_lines, read_tensors, read_texts
 from forgetless.data.readers.files import DataError
 from forgetless.repair.objective import NO_LABEL, Loss
@@ -66,8 +66,8 @@ class Pretrained:
 
     @property
     def loss(self) -> Loss | None:
-        """The loss of the model: that of the next token for a language model, otherwise cross-entropy (``None``)."""
-        return next_token_loss if self.kind == "AutoModelForCausalLM" else None
+        """The loss of a repair: a language model's own, otherwise cross-entropy (``None``)."""
+        return "model" if self.kind == "AutoModelForCausalLM" else None
 
     @property
     def classes(self) -> list[str]:
@@ -118,10 +118,7 @@ class Pretrained:
 
     def _images(self, folder: Path) -> dict[str, Any]:
         """Return images as the folder's image processor prepares them."""
-        try:
-            from PIL import Image
-        except ImportError:
-            raise ImportError("reading image files needs pillow: pip install 'forgetless[images]'") from None
+        Image = load_extra("PIL.Image", "images", "reading image files needs pillow")
         files, labels, classes = image_files(folder)
         ids = torch.tensor(self._class_ids(classes))
         processor = self._preparer("AutoImageProcessor", "image processor")
@@ -177,11 +174,6 @@ class Pretrained:
             return int(text)
         names = ", ".join(sorted(known, key=lambda name: known[name])[:8])
         raise ValueError(f"examples has the label {text!r}; the model's are {names}{', …' if len(known) > 8 else ''}")
-
-
-def next_token_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each next token; ``y`` are the tokens themselves, -100 where there is none."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), y[:, 1:].flatten(), ignore_index=NO_LABEL)
 
 
 def _kind(folder: Path, setting: str) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from forgetless.data.stream import Split, Task
 from forgetless.methods.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method
-from forgetless.repair.buffer import herd
+from forgetless.repair.slots import herd
 
 
 @final

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.compute.engine import Engine
-from forgetless.compute.flops import count, forward_flops, nominal_flops
+from forgetless.compute.flops import count, forward_flops
 from forgetless.data.augment import Preparation
 from forgetless.data.stream import Stream
 from forgetless.methods.loader import batch_sizes
@@ -220,8 +220,7 @@ class Learner:
 
     def spend(self, phase: str, examples: int, *, backward: bool = False) -> None:
         """Add the FLOPs of ``examples`` forward passes to a phase; with ``backward``, nominally 3 × forward each."""
-        key = ("example", backward)
-        if key not in self.costs:
+        if "example" not in self.costs:
             with evaluating(self.network):  # in training mode batch norm refuses one example of one pixel
-                self.costs[key] = (nominal_flops if backward else forward_flops)(self.network, self.zero_inputs(1))
-        self.flops[phase] += examples * self.costs[key]
+                self.costs["example"] = forward_flops(self.network, self.zero_inputs(1))
+        self.flops[phase] += examples * self.costs["example"] * (3 if backward else 1)

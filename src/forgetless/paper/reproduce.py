@@ -159,9 +159,6 @@ class Item:
     def lines(self, options: Options) -> list[Line]:
         return list(self.plan(options))
 
-    def findings(self, measured: Sequence[Measured]) -> list[Finding]:
-        return list(self.judge(measured))
-
     def check(self, name: str, options: Options) -> None:
         """Raise an error if an option is given that would have no effect."""
         for option in self.unused_options:

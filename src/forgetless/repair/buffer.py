@@ -1,7 +1,7 @@
 """A small memory of the stream: named columns of equal length, held in their own dtype on one device.
 
-Pure functions (``reservoir_slots``, ``balanced_slots``, ``herd``) decide which example goes where; ``Buffer`` holds the
-examples. A batch is added at once, with fixed shapes and, on a GPU, without a GPU-to-CPU sync.
+A sampler decides which example goes where; ``Buffer`` holds the examples. A batch is added at once, with fixed shapes
+and, on a GPU, without a GPU-to-CPU sync.
 """
 
 from collections.abc import Mapping
@@ -10,85 +10,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.compute import kernels
+from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
+from forgetless.repair.sketch import Sketch
 
-_DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
-
-
-def reservoir_slots(numbers: Tensor, seen: int | Tensor, capacity: int) -> Tensor:
-    """Return the slot of each example of a batch, ``capacity`` if it is rejected.
-
-    This is Algorithm 3 (reservoir sampling, Vitter 1985). Example S, counted from 0 over the whole stream, goes to slot
-    S while S < capacity, else to slot ``number % (S + 1)`` if that is below the capacity. One example at a time, the
-    later of two examples with one slot overwrites the earlier. Here the earlier is rejected, which leaves the same
-    buffer. ``numbers`` are random integers, one per example; ``seen`` counts the examples before this batch.
-    """
-    order = torch.arange(len(numbers), device=numbers.device)
-    count = order + seen  # (batch,)
-    slots = torch.where(count < capacity, count, numbers % (count + 1)).clamp(max=capacity)
-    last = torch.full((capacity + 1,), -1, device=numbers.device).scatter_reduce(0, slots, order, "amax")
-    return torch.where(last[slots] == order, slots, capacity)
-
-
-def host_reservoir_slots(numbers: list[int], seen: int, capacity: int) -> dict[int, int]:
-    """Return ``reservoir_slots`` as {slot: example}, for a buffer on the CPU, in a fraction of the time."""
-    taken: dict[int, int] = {}
-    for example, number in enumerate(numbers):
-        count = seen + example
-        slot = count if count < capacity else number % (count + 1)
-        if slot < capacity:
-            taken[slot] = example
-    return taken
-
-
-def balanced_slots(labels: Tensor, keys: Tensor, new_labels: Tensor, new_keys: Tensor, unused: Tensor) -> Tensor:
-    """Return the slot of each new example in a memory balanced over classes, the capacity if it is rejected.
-
-    Every example has a random key. The memory holds the examples with the lowest rank by key within their class, ties
-    by key. The classes get shares as equal as possible, each a uniform sample of the class's examples so far. (GDumb's
-    greedy memory prefers the first examples of a class.) ``unused`` marks the empty slots.
-    """
-    capacity = len(labels)
-    size = capacity + len(new_labels)
-    label = torch.cat([labels, new_labels])
-    key = torch.cat([keys, new_keys])
-    empty = torch.cat([unused, torch.zeros_like(new_labels, dtype=torch.bool)])
-    position = torch.arange(size, device=label.device)
-
-    by_key = key.argsort(stable=True)
-    grouped = by_key[label[by_key].argsort(stable=True)]  # by class, and by key within it
-    grouped = grouped[empty[grouped].to(torch.uint8).argsort(stable=True)]  # unused slots last: they take no rank
-    starts = torch.ones_like(position, dtype=torch.bool)
-    starts[1:] = label[grouped][1:] != label[grouped][:-1]
-    first = torch.where(starts, position, 0).cummax(0).values
-    rank = torch.empty_like(position).scatter_(0, grouped, position - first)
-
-    best = by_key[rank[by_key].argsort(stable=True)]  # by rank, and by key within it
-    best = best[empty[best].to(torch.uint8).argsort(stable=True)]
-    stays = torch.zeros_like(empty).scatter_(0, best[:capacity], True) & ~empty
-
-    free = stays[:capacity].to(torch.uint8).argsort(stable=True)  # slots to overwrite come first
-    enters = stays[capacity:]
-    return torch.where(enters, free[(enters.cumsum(0) - 1).clamp(min=0)], capacity)
-
-
-def herd(features: Tensor, count: int) -> Tensor:
-    """Return ``count`` rows whose running mean stays nearest the mean: iCaRL's herding (Rebuffi et al. 2017, Alg. 4).
-
-    p_k = argmin_x ‖ μ − (φ(x) + Σ_{j<k} φ(p_j)) / k ‖, each row at most once.
-    """
-    mean = features.mean(0)
-    total = torch.zeros_like(mean)
-    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
-    picks = []
-    for k in range(1, count + 1):
-        distance = (mean - (features + total) / k).norm(dim=1)
-        pick = distance.masked_fill(taken, torch.inf).argmin()
-        picks.append(pick)
-        total = total + features[pick]
-        taken = taken.scatter(0, pick.reshape(1), True)
-    return torch.stack(picks)
+_HELD_OUT = 8  # every eighth slot is held out from repairs
+_STAGED_BATCHES = 8  # that wait to be written in one go, with the kernel launches of one batch
+_STAGED_BYTES = 2**24  # waiting saves little where batches are large
 
 
 @final
@@ -102,7 +30,9 @@ class Buffer:
 
     Args:
         capacity: The number of examples it holds.
-        policy: "reservoir" (a uniform sample of all examples) or "balanced" (equal shares of the classes in ``y``).
+        policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
+            "distinct" (repeats count once; equal shares of the classes and of the periods that ``period`` numbers;
+            examples without a label are rejected).
         device: Where the columns are. Default: where the first batch is. That batch also fixes the columns, their
             shapes and their dtypes.
         seed: The seed of the buffer's random numbers.
@@ -120,15 +50,17 @@ class Buffer:
     ) -> None:
         settings = Memory(capacity=capacity, policy=policy, seed=seed)
         self.capacity, self.policy, self.seed = settings.capacity, settings.policy, settings.seed
-        self.seen = 0
         self.device = None if device is None else torch.device(device)  # None until the first batch
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
-        self._keys = torch.empty(0)
-        self._counter: Tensor | None = None  # ``seen`` on the device, for writes that are replayed
+        self._sampler: Sampler | None = None  # None until the first batch
+        self._staged: list[dict[str, Tensor]] = []  # with "distinct", copies of batches that wait to be written
+        self._period = 0
         self.generator = generator  # None until the first batch
 
     def __len__(self) -> int:
-        return min(self.seen, self.capacity)
+        """Return the number of examples held. With "distinct" on a GPU it is a GPU-to-CPU sync until that is full."""
+        self._flush()
+        return 0 if self._sampler is None else self._sampler.filled()
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a view of a column's filled rows."""
@@ -140,6 +72,23 @@ class Buffer:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns; empty before the first batch."""
         return tuple(self._rows)
+
+    @property
+    def seen(self) -> int:
+        """The number of examples offered so far."""
+        return 0 if self._sampler is None else self._sampler.seen
+
+    @property
+    def period(self) -> int:
+        """The number of the present period of the stream. With "distinct", each period has its share of the slots."""
+        return self._period
+
+    @period.setter
+    def period(self, period: int) -> None:
+        self._flush()
+        self._period = period
+        if isinstance(self._sampler, Sketch):
+            self._sampler.begin_period(period)
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
         """Raise an error if ``batch`` does not fit what is stored; change nothing."""
@@ -165,43 +114,41 @@ class Buffer:
                 raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {row.dtype}")
 
     @torch.no_grad()
-    def add(self, batch: Mapping[str, Tensor]) -> None:
-        """Offer a batch of examples, ``{column: tensor}``."""
+    def add(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
+        """Offer a batch of examples, ``{column: tensor}``.
+
+        With "distinct", batches are collected and written a few at a time, and examples that were ``remembered`` have
+        shares of their own.
+        """
         self.check(batch)
-        self.write(batch)
-        self.advance(len(next(iter(batch.values()))))
+        sampler = self._open(batch)
+        if self.policy != "distinct":
+            self.write(batch)
+        elif remembered:
+            self._flush()
+            self.write(batch, remembered=True)
+        else:
+            self._staged.append({name: column.to(self.device, copy=True) for name, column in batch.items()})
+            nbytes = sum(column.nbytes for column in batch.values())
+            if len(self._staged) >= min(_STAGED_BATCHES, _STAGED_BYTES // max(nbytes, 1)):
+                self._flush()
+        sampler.advance(len(next(iter(batch.values()))))
 
     @torch.no_grad()
-    def write(self, batch: Mapping[str, Tensor]) -> None:
+    def write(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Do the part of ``add`` that runs on the device and can be captured; ``check`` and ``advance`` cannot."""
-        self._open(batch)
-        size = len(next(iter(batch.values())))
-        numbers = torch.randint(_DRAW, (size,), generator=self.generator, device=self.device)
-        if self.policy == "balanced":
-            unused = torch.arange(self.capacity, device=self.device) >= len(self)
-            labels = batch["y"].to(numbers.device)
-            slots = balanced_slots(self._rows["y"][:-1], self._keys[:-1], labels, numbers, unused)
-            self._keys.index_copy_(0, slots, numbers)
-        elif self._counter is None:
-            taken = host_reservoir_slots(numbers.tolist(), self.seen, self.capacity)
-            if not taken:
-                return
-            slots = torch.tensor(list(taken.keys()), device="cpu")  # whatever torch's default device
-            rows = torch.tensor(list(taken.values()), device="cpu")
-            batch = {name: column.detach().cpu().index_select(0, rows) for name, column in batch.items()}
-        elif kernels.can_serve(numbers) and size <= 256:
-            from forgetless.compute.kernels import reservoir  # imports Triton
-
-            slots = reservoir.reservoir_slots(numbers, self._counter, self.capacity)
-        else:
-            slots = reservoir_slots(numbers, self._counter, self.capacity)
-            self._counter.add_(size)
+        placed = self._open(batch).place(batch, remembered)
+        if placed is None:
+            return
+        slots, chosen = placed
         for name, column in batch.items():
-            self._rows[name].index_copy_(0, slots, column.detach().to(numbers.device))
+            column = column.detach().to(self._rows[name].device)
+            self._rows[name].index_copy_(0, slots, column if chosen is None else column.index_select(0, chosen))
 
     def advance(self, size: int) -> None:
         """Count ``size`` more examples as seen."""
-        self.seen += size
+        assert self._sampler is not None
+        self._sampler.advance(size)
 
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
@@ -210,62 +157,108 @@ class Buffer:
         size = len(next(iter(batch.values())))
         if size > self.capacity:
             raise ValueError(f"{size} examples do not fit a capacity of {self.capacity}")
-        self._open(batch)
+        if self.policy == "distinct":
+            self._forget()
+            self.write(batch)
+            self.advance(size)
+            return
+        sampler = self._open(batch)
         for name, column in batch.items():
             self._rows[name][:size] = column.detach().to(self._rows[name].device)
-        if self.policy == "balanced":
-            self._keys[:size] = torch.randint(_DRAW, (size,), generator=self.generator, device=self.device)
-        self._set_seen(size)
+        sampler.restart(size)
 
-    def draw(self, size: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """Return ``size`` examples drawn without replacement, or all if there are fewer."""
-        if not len(self):
+    def draw(
+        self, size: int, generator: torch.Generator | None = None, *, spare_held_out: bool = False
+    ) -> dict[str, Tensor]:
+        """Return ``size`` examples drawn without replacement, or all if there are fewer.
+
+        With ``spare_held_out``, none of them is among those that ``held_out`` returns.
+        """
+        held = len(self)
+        if not held:
             raise ValueError("the buffer is empty: there is nothing to draw")
-        order = torch.randperm(len(self), generator=generator or self.generator, device=self.device)[:size]
+        if spare_held_out:
+            held -= -(-held // _HELD_OUT)
+            if not held:
+                raise ValueError("the buffer holds 1 example, which is held out: there is nothing to draw")
+        order = torch.randperm(held, generator=generator or self.generator, device=self.device)[:size]
+        if spare_held_out:
+            order = order + order // (_HELD_OUT - 1) + 1
         return {name: row.index_select(0, order) for name, row in self._rows.items()}
+
+    def held_out(self) -> dict[str, Tensor]:
+        """Return the examples that repairs leave out and are judged by: those in every eighth slot, from the first."""
+        return {name: self[name][::_HELD_OUT].clone() for name in self._rows}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly as without a stop, as tensors and plain data."""
+        if self.device is not None and self.device.type == "cpu":
+            self._flush()  # on a GPU, writing fewer batches in one go would change the slots
+        sampler = self._sampler
+        held = 0 if sampler is None else sampler.filled()
         return {
             "capacity": self.capacity,
             "policy": self.policy,
             "seen": self.seen,
-            "columns": {name: self[name].clone() for name in self._rows},
-            "keys": self._keys[: len(self)].clone(),
+            "period": self._period,
+            "columns": {name: rows[:held].clone() for name, rows in self._rows.items()},
+            "staged": [dict(batch) for batch in self._staged],
+            **({"keys": torch.empty(0)} if sampler is None else sampler.state_dict()),
             "generator": None if self.generator is None else self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state_dict`` returned; raise ``ValueError`` if it is of another buffer."""
-        for name in ("capacity", "policy"):
-            if state[name] != getattr(self, name):
-                raise ValueError(f"the state has {name} {state[name]!r}; this buffer has {getattr(self, name)!r}")
-        self._rows = {}
-        if state["columns"]:
-            self.replace(state["columns"])
-            self._keys[: len(state["keys"])] = state["keys"].to(self._keys.device)
-        self._set_seen(state["seen"])
+        """Restore what ``state_dict`` returned, of a buffer of any capacity; ``ValueError`` if the policy differs.
+
+        A smaller buffer keeps the examples that it would hold, of a reservoir a uniform sample. In a larger one of the
+        policies "reservoir" and "balanced", the examples held count as all that were seen. A buffer with the policy
+        "distinct" takes the examples of all policies.
+        """
+        if self.policy not in (state["policy"], "distinct"):
+            raise ValueError(f"the state has policy {state['policy']!r}; this buffer has {self.policy!r}")
+        columns = state["columns"]
+        self._forget()
+        self._period = state.get("period", 0)
+        if columns:
+            self.check(columns)
+            sampler = self._open(columns)
+            if state["policy"] == self.policy:
+                held = sampler.load_state_dict(state)
+                for name, rows in columns.items():
+                    self._rows[name][: len(held)] = rows.to(held.device)[held]
+                self._staged = [dict(batch) for batch in state.get("staged", ())]
+            else:
+                self.write(columns)
+                sampler.advance(state["seen"])
         if self.generator is not None and state["generator"] is not None:
             self.generator.set_state(state["generator"].cpu())
         elif self.generator is not None:
             self.generator.manual_seed(self.seed)
 
-    def _open(self, batch: Mapping[str, Tensor]) -> None:
-        """On the first batch, fix the device and allocate the columns."""
-        if self._rows:
-            return
+    def _forget(self) -> None:
+        """Become empty."""
+        self._rows, self._sampler, self._staged = {}, None, []
+
+    @torch.no_grad()
+    def _flush(self) -> None:
+        """Write the rows that wait."""
+        if self._staged:
+            batches, self._staged = self._staged, []
+            self.write({name: torch.cat([batch[name].to(self.device) for batch in batches]) for name in self._rows})
+
+    def _open(self, batch: Mapping[str, Tensor]) -> Sampler:
+        """Return the sampler. On the first batch, fix the device, allocate the columns and make the sampler."""
+        if self._sampler is not None:
+            return self._sampler
         if self.device is None:
             self.device = next(iter(batch.values())).device
+        self.generator = self.generator or torch.Generator(self.device).manual_seed(self.seed)
         with torch.inference_mode(False):  # its tensors cannot be written to outside of it
             for name, column in batch.items():
                 self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self.device)
-            keys = self.capacity + 1 if self.policy == "balanced" else 0
-            self._keys = torch.zeros(keys, dtype=torch.int64, device=self.device)
-            if self.device.type != "cpu":
-                self._counter = torch.full((), self.seen, device=self.device)
-        self.generator = self.generator or torch.Generator(self.device).manual_seed(self.seed)
-
-    def _set_seen(self, seen: int) -> None:
-        self.seen = seen
-        if self._counter is not None:
-            self._counter.fill_(seen)
+            if self.policy == "distinct":
+                self._sampler = Sketch(self._rows, self.generator, self.seed, self._period)
+            else:
+                kind = Balanced if self.policy == "balanced" else Reservoir
+                self._sampler = kind(self._rows, self.generator)
+        return self._sampler

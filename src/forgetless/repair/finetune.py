@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -25,10 +25,11 @@ from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.objective import NO_LABEL, Augment, Forward, Loss, Objective, call, class_labels, unpack
+from forgetless.repair.objective import NO_GRADIENT, Augment, Forward, Loss, Objective, call, class_labels, with_labels
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import LR, STEPS, Finetune
 
 
 class NonFiniteError(FloatingPointError, RuntimeError):
@@ -52,8 +53,8 @@ def finetune(
     model: nn.Module,
     buffer: Buffer,
     names: Collection[str],
-    steps: int = Finetune.steps,
-    lr: float = Finetune.lr,
+    steps: int = STEPS,
+    lr: float = LR,
     distill: float = Finetune.distill,
     *,
     batch: int = Finetune.batch,
@@ -78,16 +79,16 @@ def finetune(
 
     Args:
         model: A network that returns logits.
-        buffer: The examples, with the columns ``x`` (or ``x.<key>`` for keyword arguments), ``y`` and, to distil,
-            ``logits``.
+        buffer: The examples, with the columns ``x`` (or ``x.<key>`` for keyword arguments), ``y`` (or ``y.<key>`` for
+            several targets) and, to distil, ``logits``. Examples without a label are left out.
         names: The parameters and float buffers to move; see ``forgetless.groups``.
         steps: The number of steps.
         lr: The learning rate, annealed to 0 by a cosine.
         distill: λ of the term λ · MSE(stored logits, logits).
         batch: The number of examples drawn per step.
         augment: Applied to the inputs drawn from the buffer.
-        loss: ``(logits, y) -> loss``, replaces cross-entropy.
-        forward: ``(model, x) -> logits``.
+        loss: ``(output, y) -> loss``, replaces cross-entropy; "model": the model's own loss.
+        forward: ``(model, x) -> output``; with ``loss="model"``, ``(model, x, y) -> output``.
         autocast: The dtype of the forward pass.
         generator: Draws the batches. Default: the buffer's.
         processes: The processes that finetune the network together. Each draws its batch from its own buffer. An
@@ -97,14 +98,16 @@ def finetune(
         The losses and the tensors that moved.
     """
     names = [names] if isinstance(names, str) else list(names)
-    settings = Finetune(steps=steps, lr=lr, distill=distill, batch=batch)
+    descent = Descent.cosine(Finetune(steps=steps, lr=lr, distill=distill, batch=batch))
     objective = Objective(augment, loss, forward, autocast)
     generator = generator or buffer.generator
     if generator is None:
         raise ValueError("the buffer is empty: add examples first")
+    _check_buffer(buffer, distill)
+    buffer = with_labels(buffer)
     with untouched_randomness(generator):
-        run = Finetuning(model, buffer, names, settings, objective, generator, processes=processes)
-        run.advance(settings.steps)
+        run = Finetuning(model, buffer, names, descent, objective, generator, processes=processes)
+        run.advance(descent.steps)
         return run.finish()
 
 
@@ -120,24 +123,25 @@ class Finetuning:
         model: nn.Module,
         buffer: Buffer,
         names: Collection[str],
-        settings: Finetune,
+        descent: Descent,
         objective: Objective,
         generator: torch.Generator,
         engine: Engine | None = None,
         processes: Processes | None = None,
     ) -> None:
-        _check_buffer(buffer, settings.distill)
+        _check_buffer(buffer, descent.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
-        self._settings, self._objective, self._generator = settings, objective, generator
+        self._descent, self._objective, self._generator = descent, objective, generator
         self._engine, self._processes = engine, processes
         self.names = unfrozen(self._network, names)
-        self.steps = self.left = settings.steps
-        self._rates = [settings.lr / 2 * (1 + math.cos(math.pi * step / self.steps)) for step in range(self.steps)]
+        self.steps = self.left = descent.steps
+        self._rates = descent.multipliers
+        self._averages: Averages | None = None
         self._device = next(self._network.parameters()).device
         self._saved = Restorer(self._network, self.names)
         with torch.inference_mode(False):
             self._losses = torch.zeros(self.steps, device=self._device)
-        self._key = ("finetune", self.names, len(buffer), settings.batch, self.steps, settings.distill)
+        self._key = ("finetune", self.names, len(buffer), replace(descent, rates=()), self.steps)
         self._schedule: Schedule | None = None
         if engine is None and self._device.type == "cuda":
             wake_autograd(self._device)
@@ -170,15 +174,23 @@ class Finetuning:
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
         try:
-            losses = self._losses.tolist()
+            losses = self.losses()
             self._average_statistics()
-            tensors = all_tensors(self._network)
-            _check_finite(losses, {name: tensors[name] for name in self.names}, self._buffer)
+            self._check_finite(losses)
             self._saved.restore_still()
         except BaseException:  # Ctrl-C too
             self._saved.restore()
             raise
         return Finetuned(tuple(losses), tuple(self.names))
+
+    def undo(self) -> None:
+        """Put the network back as it was before the first step."""
+        self._saved.restore()
+
+    def losses(self) -> list[float]:
+        """Return the losses of the steps taken. Synchronises with the GPU."""
+        taken: list[float] = self._losses[: self.steps - self.left].tolist()
+        return taken
 
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
@@ -201,21 +213,23 @@ class Finetuning:
         schedule.rates.copy_(torch.tensor(self._rates))
         schedule.step.zero_()
         self._schedule, self._losses = schedule, schedule.losses
+        self._averages = schedule.averages
+        if self._averages is not None:
+            self._averages.reset()
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
         torch.clear_autocast_cache()  # inside a user's autocast it would hold the weights of the first step
         step = self.steps - self.left
-        drawn = self._buffer.draw(self._settings.batch, self._generator)
+        drawn = self._buffer.draw(self._descent.batch, self._generator, spare_held_out=self._descent.spare)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
         if self._processes is not None and self._processes.count > 1:
-            examples = self._objective.examples(rows["y"], self._settings.distill)
+            examples = self._objective.examples(rows, self._descent.distill)
             value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
-            if pairs:  # with a schedule, the gradients have the rate already, which saves a pass over them
-                rate = self._rates[step] if self._schedule is None else 1
-                torch._foreach_add_([p for p, _ in pairs], [g for _, g in pairs], alpha=-rate)
+            if pairs:
+                self._descend([p for p, _ in pairs], [g for _, g in pairs], step)
             if self._schedule is None:
                 self._losses[step] = value.detach()
             else:
@@ -223,43 +237,66 @@ class Finetuning:
                 self._schedule.step.add_(1)
                 self._schedule.checked = True
 
+    def _descend(self, parameters: list[nn.Parameter], gradients: list[Tensor], step: int) -> None:
+        """Update the parameters. With a schedule, SGD's gradients have the rate already, which saves a pass."""
+        if self._descent.optimizer == "sgd":
+            rate = self._rates[step] if self._schedule is None else 1
+            torch._foreach_add_(parameters, gradients, alpha=-rate)
+            return
+        if self._averages is None:
+            self._averages = Averages(parameters)
+            if self._schedule is not None:
+                self._schedule.averages = self._averages  # the captured step updates these tensors
+        directions = self._averages.update(gradients)
+        if self._schedule is None:
+            torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
+        else:
+            torch._foreach_mul_(directions, self._schedule.rate())
+            torch._foreach_sub_(parameters, directions)
+
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
     ) -> tuple[Tensor, Sequence[Tensor | None]]:
         """Return the loss and its gradient for each parameter; no gradients if only statistics are finetuned."""
-        objective, distill, y = self._objective, self._settings.distill, rows["y"]
+        objective, distill = self._objective, self._descent.distill
         engine = self._engine if objective.loss is None and not distill else None
-        with nullcontext() if objective.autocast is None else torch.autocast(self._device.type, objective.autocast):
-            inputs = unpack(rows) if objective.augment is None else objective.augment(unpack(rows))
+        with objective.cast(self._device):
+            inputs = objective.inputs(rows)
             if step and engine is not None and backpropagates(self._network, engine):
-                value, _, gradients = self._network.backpropagate(inputs, class_labels(y))
+                value, _, gradients = self._network.backpropagate(inputs, class_labels(rows["y"]))
                 return value, gradients
             try:
-                logits = objective.forward(self._model, inputs)
+                output = objective.output(self._model, inputs, rows)
             except ValueError as error:
                 if "more than 1 value per channel" not in str(error):
                     raise
                 raise ValueError(
-                    f"batch norm needs at least 2 examples per batch: draw more (batch is {self._settings.batch}, the "
+                    f"batch norm needs at least 2 examples per batch: draw more (batch is {self._descent.batch}, the "
                     f"buffer holds {len(self._buffer)}), or leave its statistics out of what is finetuned"
                 ) from error
-            if not isinstance(logits, Tensor):
-                raise TypeError(
-                    f"{'the network' if objective.forward is call else 'forward'} returned a {type(logits).__name__}, "
-                    "not a tensor of logits: use forward=(model, x) -> logits"
-                )
             if step == 0 and (self._schedule is None or not self._schedule.checked):
-                objective.check(self._buffer, logits, len(y), distill)
-            value = objective.value(logits, rows, distill)
+                held = {name: self._buffer[name] for name in self._buffer.columns}
+                objective.check(held, output, len(next(iter(rows.values()))), distill)
+            value = objective.value(output, rows, distill)
         if not parameters:
             return value, ()
         if not value.requires_grad:
-            raise ValueError(
-                "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under "
-                "torch.no_grad(), or the network does not use them"
-            )
-        rate = None if self._schedule is None else self._schedule.rates.index_select(0, self._schedule.step)[0]
+            raise ValueError(NO_GRADIENT)
+        scaled = self._schedule is not None and self._descent.optimizer == "sgd"
+        rate = self._schedule.rate() if self._schedule is not None and scaled else None
         return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
+
+    def _check_finite(self, losses: list[float]) -> None:
+        """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""
+        if not (bad := _first_infinite(losses, {name: all_tensors(self._network)[name] for name in self.names})):
+            return
+        before = all_tensors(self._network) | self._saved.still | self._saved.moving
+        if held := [name for name, tensor in before.items() if bool(tensor.isnan().any())]:
+            raise NonFiniteError(
+                f"the network already holds NaN, in {held[0]}, before the finetuning: try a smaller learning rate in "
+                "training"
+            )
+        raise NonFiniteError(f"{bad} of the finetuning; the network is as it was before it. {_advice(self._buffer)}")
 
     def _average_statistics(self) -> None:
         """Average the finetuned running statistics, which saw different examples in each process."""
@@ -279,6 +316,11 @@ class Schedule:
         self.losses = torch.zeros(steps, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
+        self.averages: Averages | None = None
+
+    def rate(self) -> Tensor:
+        """Return the rate of the present step."""
+        return self.rates.index_select(0, self.step)[0]
 
 
 def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
@@ -296,17 +338,16 @@ def _check_buffer(buffer: Buffer, distill: float) -> None:
         raise ValueError(f"{what} needs the column {missing[0]!r}; the buffer has {', '.join(buffer.columns)}")
 
 
-def _check_finite(losses: list[float], tensors: Mapping[str, Tensor], buffer: Buffer) -> None:
-    """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if the buffer shows one."""
+def _first_infinite(losses: list[float], tensors: Mapping[str, Tensor]) -> str:
+    """Return which loss or else which tensor is not finite, in words; "" if all are."""
     steps = len(losses)
-    bad = [f"the loss became {x} at step {i} of {steps}" for i, x in enumerate(losses, start=1) if not math.isfinite(x)]
-    if not bad:
-        device = next(iter(tensors.values())).device  # a network may be on several
-        finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
-        names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
-        bad = [f"{name} became infinite or NaN at the last of {steps} steps" for name in names]
-    if bad:
-        raise NonFiniteError(f"{bad[0]} of the finetuning; the network is as it was before it. {_advice(buffer)}")
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss became {loss} at step {step} of {steps}"
+    device = next(iter(tensors.values())).device  # a network may be on several
+    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
+    names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    return f"{names[0]} became infinite or NaN at the last of {steps} steps" if names else ""
 
 
 def _advice(buffer: Buffer) -> str:
@@ -314,6 +355,4 @@ def _advice(buffer: Buffer) -> str:
     bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
     if listed := ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count):
         return f"The buffer holds NaN or infinity: {listed}"
-    if bool((class_labels(rows["y"]) == NO_LABEL).all(1).any()):
-        return f"The buffer holds examples without a label ({NO_LABEL}), and a batch of these alone has no loss"
     return "Try a smaller lr of the finetuning (in a run: ft_lr)"

@@ -15,13 +15,14 @@ from forgetless.repair.displacement import displacement_scores, highest
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.held_out import evaluating, measure
-from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, check_labels, unpack
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, unpack
 from forgetless.repair.repairer import drain
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
 from forgetless.repair.restoring import Restorer, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.sensitivity import changes
 from forgetless.repair.settings import Finetune
+from forgetless.repair.trial import try_out
 from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner
 from forgetless.repair.weights import match, read_weights
 
@@ -70,7 +71,7 @@ def repair(
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
         head: The module of the output layer, where ``forgetless.groups`` cannot recognise it.
         augment: Applied to the inputs of each step.
-        loss: ``(logits, y) -> loss``, replaces cross-entropy.
+        loss: ``(output, y) -> loss``, replaces cross-entropy; ``"model"`` is the model's own loss.
         forward: ``(model, x) -> logits``, replaces ``model(x)`` or, for a mapping, ``model(**x)``.
         autocast: The dtype of the forward pass, such as ``torch.bfloat16``.
         seed: The seed of the draws, and of augmentation and dropout during the repair.
@@ -87,8 +88,8 @@ def repair(
     if len(buffer) < LEAST:
         raise ValueError(f"examples has {len(buffer)} labelled examples; a repair needs at least {LEAST}")
     earlier = None if before is None else earlier_weights(network, before)
-    check_fit(network, buffer, objective)
     by_group = {group: selection.names([group]) for group in selection.choice({})}
+    check_fit(model, buffer, objective, selection.names(by_group))
     assert buffer.generator is not None
     with untouched_randomness(buffer.generator):
         correct = correct_by_class(network, buffer, objective)
@@ -196,21 +197,15 @@ def earlier_weights(model: nn.Module, before: Mapping[str, Tensor] | str | Path)
     return earlier
 
 
-@torch.no_grad()
-def check_fit(model: nn.Module, buffer: Buffer, objective: Objective) -> None:
-    """Raise ``ValueError`` if the examples do not fit the network, which is called with two of them."""
-    network = unwrap(model)
-    device = next(network.parameters()).device
-    rows = {name: buffer[name][:2].to(device) for name in buffer.columns}
+def check_fit(model: nn.Module, buffer: Buffer, objective: Objective, names: Collection[str]) -> None:
+    """Raise ``ValueError`` if the examples do not fit the network, by one forward pass."""
+    rows = {name: buffer[name] for name in buffer.columns}
     try:
-        with evaluating(network):
-            logits = objective.forward(network, unpack(rows))
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if name != "y")
+        try_out(model, objective, rows, names=names, batch=2)
+    except (RuntimeError, LookupError) as error:
+        shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if name[0] == "x")
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"examples do not fit {type(network).__name__} (one has {shapes}): {reason}") from error
-    if objective.loss is None:
-        check_labels(buffer["y"], logits)
+        raise ValueError(f"examples do not fit {type(unwrap(model)).__name__} (one has {shapes}): {reason}") from error
 
 
 @torch.no_grad()
@@ -224,7 +219,7 @@ def correct_by_class(network: nn.Module, buffer: Buffer, objective: Objective) -
     with evaluating(network):
         for start in range(0, len(rows["y"]), PART):
             part = {name: column[start : start + PART].to(device) for name, column in rows.items()}
-            hits = (objective.forward(network, unpack(part)).argmax(1) == part["y"]).float().tolist()
+            hits = (objective.output(network, unpack(part), part).argmax(1) == part["y"]).float().tolist()
             for label, hit in zip(part["y"].tolist(), hits, strict=True):
                 correct.setdefault(label, []).append(hit)
     return dict(sorted(correct.items()))

@@ -1,12 +1,14 @@
 """What a finetuning minimises, CE(y, f(x)) + λ · MSE(z, f(x)), and how examples become columns of a buffer.
 
-z are the logits stored with x. λ is ``distill``: 0 for FPF and k-FPF-CE, above 0 for k-FPF-KD.
+z are the logits stored with x. λ is ``distill``: 0 for FPF and k-FPF-CE, above 0 for k-FPF-KD. ``loss`` replaces the
+cross-entropy; ``loss="model"`` is the model's own loss.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,40 +17,45 @@ from torch import Tensor, nn
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Forward = Callable[[nn.Module, Any], Tensor]
+Inputs = Tensor | Mapping[str, Tensor]
+Targets = Tensor | Mapping[str, Tensor]
+Loss = Callable[[Any, Any], Tensor] | Literal["model"]
+Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
 
 NO_LABEL = -100  # the label that cross-entropy ignores
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
+NO_GRADIENT = (
+    "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under torch.no_grad(), "
+    "or the network does not use them"
+)
 
 
-def pack(
-    x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None, distill: float = 0.0
-) -> dict[str, Tensor]:
-    """Return a batch as columns of a buffer: ``x`` (a mapping becomes ``x.<key>``), ``y`` and perhaps ``logits``."""
+def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0.0) -> dict[str, Tensor]:
+    """Return a batch as columns of a buffer: ``x``, ``y`` (mappings: ``x.<key>``, ``y.<key>``), perhaps ``logits``."""
     if not isinstance(logits, Tensor | None):
         raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, such as output.logits")
-    inputs = {f"x.{key}": value for key, value in x.items()} if isinstance(x, Mapping) else {"x": x}
+    columns = {**_columns("x", x), **_columns("y", y)}
     if not distill:
-        return {**inputs, "y": y}
+        return columns
     if logits is None:
         raise ValueError(f"distill is {distill}, which needs logits: call observe(x, y, logits)")
-    return {**inputs, "y": y, "logits": logits}
+    return {**columns, "logits": logits}
 
 
-def unpack(rows: Mapping[str, Tensor]) -> Any:
-    """Return the input among a buffer's columns: ``x``, or a mapping of the columns ``x.<key>``."""
-    if "x" in rows:
-        return rows["x"]
-    return {name.removeprefix("x."): column for name, column in rows.items() if name.startswith("x.")}
+def unpack(rows: Mapping[str, Tensor], name: str = "x") -> Any:
+    """Return the inputs (or the targets, ``name="y"``) among a buffer's columns: a tensor, or a mapping."""
+    if name in rows:
+        return rows[name]
+    return {key.removeprefix(f"{name}."): column for key, column in rows.items() if key.startswith(f"{name}.")}
 
 
-def call(model: nn.Module, x: Any) -> Tensor:
-    """Return the logits of ``model`` for ``x``; a mapping becomes keyword arguments (Hugging Face's batches)."""
-    output = model(**x) if isinstance(x, Mapping) else model(x)
-    logits: Tensor = output.get("logits", output) if isinstance(output, Mapping) else output
-    return logits
+def call(model: nn.Module, x: Any) -> Any:
+    """Return the logits of ``model`` for ``x``; a mapping becomes keyword arguments (Hugging Face's batches).
+
+    Of an output with an entry or attribute ``logits`` these are the logits. Any other output is returned as it is.
+    """
+    return _entry(_raw(model, x), "logits")
 
 
 def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
@@ -67,12 +74,23 @@ def class_labels(y: Tensor) -> Tensor:
     return y if y.is_floating_point() else y.long()
 
 
+def class_axis(y: Tensor, logits: Tensor) -> int:
+    """Return the axis of ``logits`` that holds the classes, for class labels ``y``.
+
+    It is axis 1, as for PyTorch's cross-entropy, or the last axis if only that fits ``y``. If both fit, it is the last
+    axis of a three-dimensional output (batch, time, vocabulary), and axis 1 of one with more dimensions (images).
+    """
+    first, last = y.shape[1:] == logits.shape[2:], y.shape[1:] == logits.shape[1:-1]
+    return logits.ndim - 1 if last and (not first or logits.ndim == 3) else 1
+
+
 def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
     """Raise ``ValueError`` unless ``y`` fits ``logits``; only by shape without ``values``, which needs no sync."""
     shape, probabilities = tuple(logits.shape), y.is_floating_point()
     if logits.ndim < 2:
         raise ValueError(f"the network's output has shape {shape}; it must be (batch, classes){OTHER_LOSS}")
-    expected = (*y.shape[:1], *(shape[1:] if probabilities else shape[2:]))
+    axis = 1 if probabilities else class_axis(y, logits)
+    expected = (*y.shape[:1], *(shape[1:] if probabilities else shape[1:axis] + shape[axis + 1 :]))
     if tuple(y.shape) != expected:
         what = "labels of a float dtype are probabilities and" if probabilities else "class labels"
         raise ValueError(
@@ -80,9 +98,10 @@ def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
         )
     if not values or not y.numel():
         return
-    classes = shape[1]
+    classes = shape[axis]
     if probabilities:
-        if classes < 2 or not bool(((y >= 0).all(1) & ((y.float().sum(1) - 1).abs() < 0.02)).all()):
+        valid = (y >= 0).all(1) & ((y.float().sum(1) - 1).abs() < 0.02)
+        if classes < 2 or not bool((valid | y.isnan().all(1)).all()):
             raise ValueError(
                 "y holds numbers that are not class probabilities: they must be 0 or more, and add up to 1 over "
                 f"two or more classes{OTHER_LOSS}"
@@ -97,48 +116,177 @@ def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
         )
 
 
+def labelled(rows: Mapping[str, Tensor]) -> Tensor:
+    """Return which examples have a label: those whose ``y`` is not ``NO_LABEL`` (floats: NaN) everywhere."""
+    columns = [column[:, None].flatten(1) for name, column in rows.items() if name.partition(".")[0] == "y"]
+    missing = [column.isnan() if column.is_floating_point() else class_labels(column) == NO_LABEL for column in columns]
+    return ~torch.cat([part.all(1, keepdim=True) for part in missing], 1).all(1)
+
+
+def has_labels(buffer: Buffer) -> bool:
+    """Return whether ``buffer`` holds an example with a label. Synchronises with the GPU."""
+    return bool(len(buffer)) and bool(labelled({name: buffer[name] for name in buffer.columns}).any())
+
+
+def with_labels(buffer: Buffer) -> Buffer:
+    """Return ``buffer``, or a copy without the examples that have no label. Synchronises with the GPU."""
+    columns = {name: buffer[name] for name in buffer.columns}
+    kept = labelled(columns)
+    if bool(kept.all()):
+        return buffer
+    if not bool(kept.any()):
+        raise ValueError(f"no example in the buffer has a label: every y is {NO_LABEL} or NaN")
+    part = Buffer(int(kept.sum()), device=buffer.device, generator=buffer.generator)
+    part.replace({name: column[kept] for name, column in columns.items()})
+    return part
+
+
 @dataclass(frozen=True)
 class Objective:
     """The functions that turn a batch of the buffer into a loss."""
 
     augment: Augment | None = None  # applied to the inputs drawn from the buffer
-    loss: Loss | None = None  # replaces cross-entropy
+    loss: Loss | None = None  # replaces cross-entropy; "model": the model's own
     forward: Forward = call
     autocast: torch.dtype | None = None  # the dtype of the forward pass
 
     def __post_init__(self) -> None:
         if self.autocast == torch.float16:
             raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
+        if not (self.loss is None or self.loss == "model" or callable(self.loss)):
+            raise ValueError(f"loss is {self.loss!r}; it must be a function (output, y) -> loss, or 'model'")
 
-    def value(self, logits: Tensor, rows: Mapping[str, Tensor], distill: float) -> Tensor:
-        """Return the loss of a batch, given the logits for it."""
+    def cast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass and its loss."""
+        return nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
+
+    def inputs(self, rows: Mapping[str, Tensor]) -> Any:
+        """Return the augmented inputs of a batch."""
+        return unpack(rows) if self.augment is None else self.augment(unpack(rows))
+
+    def output(self, model: nn.Module, inputs: Any, rows: Mapping[str, Tensor]) -> Any:
+        """Return what ``value``, ``hits`` and ``check`` expect: the output of the network for these inputs.
+
+        For one target it is the logits where the output names them, for several the whole output. With ``loss="model"``
+        the network also gets the labels: ``model(**x, labels=y)``, ``model(x, y)`` or ``forward(model, x, y)``.
+        """
+        y = unpack(rows, "y")
+        if self.forward is not call:
+            return self.forward(model, inputs, y) if self.loss == "model" else self.forward(model, inputs)
+        if self.loss == "model":
+            return model(**inputs, labels=y) if isinstance(inputs, Mapping) else model(inputs, y)
+        return _raw(model, inputs) if isinstance(y, Mapping) else call(model, inputs)
+
+    def value(self, output: Any, rows: Mapping[str, Tensor], distill: float) -> Tensor:
+        """Return the loss of a batch, given the network's output for it."""
+        value: Any
         if self.loss is None:
-            value = F.cross_entropy(logits, class_labels(rows["y"]))
+            heads = self._heads(output, rows)
+            several = isinstance(unpack(rows, "y"), Mapping)
+            value = torch.stack([_of_labelled(*head) for head in heads]).sum() if several else _cross_entropy(*heads[0])
         else:
-            value = self.loss(logits, rows["y"])
+            value = _entry(output, "loss") if self.loss == "model" else self.loss(output, unpack(rows, "y"))
             if not isinstance(value, Tensor) or value.ndim:
                 kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"loss returned a {kind}; it must return one number, as a tensor with a gradient")
+                what = "the model's output has no loss, it is" if self.loss == "model" else "loss returned"
+                raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
         if distill:
-            value = value + distill * F.mse_loss(logits.float(), rows["logits"].float())
-        return value
+            value = value + distill * F.mse_loss(_entry(output, "logits").float(), rows["logits"].float())
+        return value  # type: ignore[no-any-return]
 
-    def examples(self, y: Tensor, distill: float) -> int | Tensor:
+    @torch.no_grad()
+    def hits(self, output: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Return the number of correct predictions and of labels; None if the targets are not class labels."""
+        if self.loss is not None:
+            return None
+        heads = self._heads(output, rows)
+        if any(y.is_floating_point() for _, y in heads):
+            return None
+        pairs = [(logits.argmax(class_axis(y, logits)) == y, class_labels(y) != NO_LABEL) for logits, y in heads]
+        correct, labels = ([part.sum() for part in parts] for parts in zip(*pairs, strict=True))
+        return torch.stack(correct).sum(), torch.stack(labels).sum()
+
+    def examples(self, rows: Mapping[str, Tensor], distill: float) -> int | Tensor:
         """Return the number of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
-        if self.loss is None and not distill and not y.is_floating_point():
+        y = unpack(rows, "y")
+        if self.loss is None and not distill and isinstance(y, Tensor) and not y.is_floating_point():
             return (class_labels(y) != NO_LABEL).sum()
-        return len(y)
+        return _length(rows)
 
-    def check(self, buffer: Buffer, logits: Tensor, drawn: int, distill: float) -> None:
-        """Raise ``ValueError`` if the stored labels and logits do not fit the logits for ``drawn`` examples."""
+    def check(self, rows: Mapping[str, Tensor], output: Any, drawn: int, distill: float) -> None:
+        """Raise an error if the stored labels and logits do not fit the output for ``drawn`` of the examples."""
+        tensors = []
         if self.loss is None:
-            check_labels(buffer["y"], logits)
-        if (self.loss is None or distill) and len(logits) != drawn:
-            raise ValueError(
-                f"augment or forward made {len(logits)} rows of logits from {drawn} examples; it must keep their number"
-            )
-        if distill and buffer["logits"].shape[1:] != logits.shape[1:]:
-            stored, now = tuple(buffer["logits"].shape[1:]), tuple(logits.shape[1:])
+            for logits, y in self._heads(output, rows):
+                check_labels(y, logits)
+                tensors.append(logits)
+        if distill:
+            logits = _entry(output, "logits")
+            if not isinstance(logits, Tensor):
+                raise TypeError(f"the output is a {type(logits).__name__}; distill needs one tensor of logits")
+            tensors.append(logits)
+        for logits in tensors:
+            if len(logits) != drawn:
+                raise ValueError(
+                    f"augment or forward made {len(logits)} rows of logits from {drawn} examples; it must keep their "
+                    "number"
+                )
+        if distill and rows["logits"].shape[1:] != tensors[-1].shape[1:]:
+            stored, now = tuple(rows["logits"].shape[1:]), tuple(tensors[-1].shape[1:])
             raise ValueError(
                 f"the stored logits have shape {stored}, the network's have {now}; distill needs them equal"
             )
+
+    def _heads(self, output: Any, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Return the logits and labels of each classification: one, or one per entry of a mapping."""
+        y = unpack(rows, "y")
+        who = "the network" if self.forward is call else "forward"
+        if isinstance(y, Tensor):
+            if not isinstance(output, Tensor):
+                raise TypeError(
+                    f"{who} returned a {type(output).__name__}, not a tensor of logits: use forward=(model, x) -> "
+                    "logits, or loss=(output, y) -> loss"
+                )
+            return [(output, y)]
+        entries = output if isinstance(output, Mapping) else {}
+        if missing := [name for name in y if not isinstance(entries.get(name), Tensor)]:
+            holds = f" with {', '.join(map(str, entries))}" if entries else ""
+            raise TypeError(
+                f"y has the targets {', '.join(y)}, but {who} returned a {type(output).__name__}{holds}, without "
+                f"logits for {missing[0]!r}: return {{name: logits}}, or give loss=(output, y) -> loss"
+            )
+        return [(entries[name], y[name]) for name in y]
+
+
+def _columns(name: str, value: Any) -> dict[str, Tensor]:
+    return {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+
+
+def _length(rows: Mapping[str, Tensor]) -> int:
+    return len(next(iter(rows.values())))
+
+
+def _raw(model: nn.Module, x: Any) -> Any:
+    return model(**x) if isinstance(x, Mapping) else model(x)
+
+
+def _entry(output: Any, name: str) -> Any:
+    """Return the entry or attribute ``name`` of an output; the output itself if it has none."""
+    if isinstance(output, Tensor):
+        return output
+    return output.get(name, output) if isinstance(output, Mapping) else getattr(output, name, output)
+
+
+def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    labels = class_labels(y)
+    if not y.is_floating_point() and class_axis(y, logits) != 1:
+        logits, labels = logits.flatten(0, -2), labels.flatten()
+    return F.cross_entropy(logits, labels)
+
+
+def _of_labelled(logits: Tensor, y: Tensor) -> Tensor:
+    """Return the cross-entropy, or 0 where a batch has no label for this head. Needs no sync."""
+    if y.is_floating_point():
+        return _cross_entropy(logits, y)
+    none = (class_labels(y) == NO_LABEL).all()
+    return _cross_entropy(logits, torch.where(none, 0, class_labels(y))) * ~none

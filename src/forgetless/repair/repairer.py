@@ -1,11 +1,15 @@
-"""The repair engine: track what moves, detect shifts, choose what forgets, and finetune it when it is due.
+"""The repair engine: choose what forgets, and finetune it when it is due.
+
+With a budget, repairs tune themselves (``tuning``). Without one they follow the paper's schedules, and the groups are
+chosen by S_g, for which the engine tracks what moves and detects shifts.
 
 ``FPF`` drives it step by step in a user's loop, ``training.repair`` epoch by epoch in the benchmark.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, final
 from warnings import warn
 
 import torch
@@ -15,16 +19,22 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
+from forgetless.repair.held_out import measure
 from forgetless.repair.objective import Objective
 from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune, Tracking
 from forgetless.repair.shifts import Detector
 from forgetless.repair.tracker import Row, Tracker
+from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner
 
 TRACKING = Tracking()
+RESERVE = 200  # steps for the end that repairs during training leave over, but at most half of the budget
+LEAST = 100  # steps that the repair at the end may take even if less of the budget is left
+FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 
 
 class Choice(NamedTuple):
@@ -59,23 +69,44 @@ class Repairer:
         self._network = unwrap(model)
         self.selection = Selection(self._network, settings, grouping, head)
         self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep)
-        self._detector = Detector() if tracking.detect else None
+        self.tuner = None if settings.budget is None else Tuner(settings.batch, settings.distill)
+        self._detector = Detector() if tracking.detect and self.tuner is None else None
         self.step = 0
+        self.trained = 0  # examples of the training so far
+        self.held_out = 0  # examples of the buffer that the last repair held out
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced or detected
         self._steps_of_window = 0
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
-    def advance(self) -> bool:
-        """Count a training step, end its window if it is full, and return whether a finetuning is due."""
+    def advance(self, examples: int) -> bool:
+        """Count a training step, end its window if it is full, and return whether a repair is due."""
         self.step += 1
+        self.trained += examples
         self._steps_of_window += 1
-        ends = self._steps_of_window >= self.tracking.window
-        if self._network.training and (self.step == 1 or ends):
+        ends = self.tuner is None and self._steps_of_window >= self.tracking.window
+        due = self.settings.due(self.step) if self.tuner is None else self.affords_repair()
+        if self._network.training and (self.step == 1 or ends or due):
             self._resting = resting(self._network)
         if ends:
             self._mark()
-        return self.settings.due(self.step)
+        return due
+
+    def affords_repair(self) -> bool:
+        """Return whether the budget allows a repair during training now."""
+        earned = (self.settings.budget or 0.0) * self.trained
+        batch = self.settings.batch
+        return self.settings.spread and earned - min(earned / 2, RESERVE * batch) >= self.spent + CHUNK * batch
+
+    @property
+    def spent(self) -> float:
+        """The training examples that would have cost as much as the repairs of the budget so far.
+
+        An example that is only measured counts as a third, since it has no backward pass.
+        """
+        if self.tuner is None:
+            return 0.0
+        return self.tuner.steps * self.settings.batch + self.tuner.measured * self.held_out / 3
 
     def boundary(self) -> None:
         """Begin a new task here. From now on no shift is detected."""
@@ -108,22 +139,50 @@ class Repairer:
         generator: torch.Generator,
         engine: Engine | None = None,
         processes: Processes | None = None,
+        descent: Descent | None = None,
     ) -> Finetuning:
-        """Return a finetuning of these tensors, before its first step."""
-        settings = self.settings
+        """Return a finetuning of these tensors, before its first step; by default that of the paper's schedule."""
+        descent = descent or Descent.cosine(self.settings)
         if processes is not None:
-            settings = replace(settings, batch=processes.share(settings.batch, "batch"))
-        return Finetuning(self.model, buffer, names, settings, self.objective, generator, engine, processes)
+            descent = replace(descent, batch=processes.share(descent.batch, "batch"))
+        return Finetuning(self.model, buffer, names, descent, self.objective, generator, engine, processes)
 
-    def finetune(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Finetuned | None:
-        """Finetune the chosen groups, if any, and leave the user's random states as they are."""
+    def tune(
+        self,
+        names: Collection[str],
+        buffer: Buffer,
+        generator: torch.Generator,
+        engine: Engine | None = None,
+        processes: Processes | None = None,
+        *,
+        final: bool,
+    ) -> Generator[None, None, Outcome]:
+        """Repair these tensors within the budget: by a short repair, or at the end until it no longer helps."""
+        assert self.tuner is not None and self.settings.budget is not None
+        self.held_out = len(buffer.held_out()["y"])
+        limit = None
+        if final:
+            left = self.settings.budget * self.trained - self.spent
+            limit = max(LEAST, int(left / self.settings.batch))
+        begin = partial(self._begin_tuned, buffer, generator, engine, processes)
+        bench = Bench(begin, partial(measure, self.model, buffer, self.objective, engine, processes))
+        return (yield from self.tuner.repair(bench, names, limit))
+
+    def finetune(
+        self, buffer: Buffer, generator: torch.Generator, processes: Processes, *, final: bool = False
+    ) -> Finetuned | Outcome | None:
+        """Repair the chosen groups, if any, and leave the user's random states as they are."""
         choice = self.choose()
         if not choice.names:
             return None
+        done: Finetuned | Outcome
         with untouched_randomness(generator):
-            run = self.begin(choice.names, buffer, generator, processes=processes)
-            run.advance(run.steps)
-            done = run.finish()
+            if self.tuner is None:
+                run = self.begin(choice.names, buffer, generator, processes=processes)
+                run.advance(run.steps)
+                done = run.finish()
+            else:
+                done = drain(self.tune(choice.names, buffer, generator, processes=processes, final=final))
         self.accept(choice.groups)
         return done
 
@@ -132,12 +191,14 @@ class Repairer:
 
         Without ``moved`` the window and the detection start again, since training now moves the weights back.
         """
-        self.selection.chosen = groups
+        if self.tuner is None:
+            self.selection.chosen = groups
         self.finetunings += 1
         if moved is not None:
             self.tracker.leave_out(moved)
             return
-        self.tracker.start()
+        if self.tuner is None:
+            self.tracker.start()
         if self._detector is not None:
             self._detector.restart()
 
@@ -148,6 +209,9 @@ class Repairer:
             "chosen": None if self.selection.chosen is None else list(self.selection.chosen),
             "step": self.step,
             "finetunings": self.finetunings,
+            "trained": self.trained,
+            "held_out": self.held_out,
+            "tuner": None if self.tuner is None else self.tuner.state_dict(),
             "shifts": list(self.shifts),
             "window": self.tracking.window,
             "settings": self._echo(),
@@ -173,6 +237,9 @@ class Repairer:
             chosen = state["chosen"] if saved["groups"] == "auto" else None
             self.selection.chosen = None if chosen is None else tuple(chosen)
         self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
+        self.trained, self.held_out = state["trained"], state["held_out"]
+        if self.tuner is not None and state["tuner"] is not None:
+            self.tuner.load_state_dict(state["tuner"])
         self._steps_of_window, self._resting = state["steps_of_window"], set(state["resting"])
         now = self._echo()
         if changed := [name for name in now if saved[name] != now[name]]:
@@ -181,12 +248,23 @@ class Repairer:
 
     def _echo(self) -> dict[str, Any]:
         """Return the settings that a resumed run may change, as plain data."""
-        names = ("every", "steps", "lr", "distill", "batch", "threshold")
+        names = ("every", "steps", "lr", "distill", "batch", "threshold", "budget", "spread")
         return {name: getattr(self.settings, name) for name in names} | {
             "groups": list(self.selection.chosen or ()) if self.selection.fixed else "auto",
             "detect": self.tracking.detect,
             "autocast": None if self.objective.autocast is None else str(self.objective.autocast),
         }
+
+    def _begin_tuned(
+        self,
+        buffer: Buffer,
+        generator: torch.Generator,
+        engine: Engine | None,
+        processes: Processes | None,
+        names: Collection[str],
+        descent: Descent,
+    ) -> Finetuning:
+        return self.begin(names, buffer, generator, engine, processes, descent)
 
     def _mark(self) -> None:
         self._steps_of_window = 0
@@ -199,3 +277,16 @@ class Repairer:
         if begins:
             self.shifts.append(self.step - self.tracking.window)
         return begins
+
+
+T = TypeVar("T")
+
+
+def drain(work: Generator[Any, None, T]) -> T:
+    """Run a generator to its end and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result

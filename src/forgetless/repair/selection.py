@@ -79,6 +79,8 @@ class Selection:
         """
         if self.chosen is not None:
             return self.chosen
+        if self.threshold is None:  # with a budget, everything is repaired until a choice was measured to be better
+            return tuple(group for group in self._live if group not in self._unknown)
         scores = self.scores(by_tensor)
         weights = [group for group in scores if group not in self._statistics]
         still = {group for group in self._statistics if scores.get(group) == 0}

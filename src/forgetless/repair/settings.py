@@ -8,6 +8,9 @@ from typing import Any
 from forgetless.config.catalogue import POLICIES
 from forgetless.config.fields import SEED, Checked, setting
 
+STEPS, LR = 300, 0.1  # of FPF
+BUDGET = 0.8  # with the measurements, a run then costs no more than replay at every step (docs/choice.md)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Checked):
@@ -15,7 +18,9 @@ class Memory(Checked):
 
     capacity: int = setting(500, "Examples the buffer holds.", least=1)
     policy: str = setting(
-        "reservoir", "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
+        "reservoir",
+        "How the buffer samples: reservoir (uniform), balanced (equal per class) or distinct (no repeats).",
+        choices=POLICIES,
     )
     seed: int = setting(0, "Seed of the buffer and of the draws from it.", **SEED)
 
@@ -32,36 +37,50 @@ class Tracking(Checked):
 class Finetune(Checked):
     """How a network is repaired: which groups are finetuned, when, and how long.
 
-    The defaults are those of FPF, which repairs once, at the end of the stream (Zhao et al. 2023, Algorithm 1).
-    ``Finetune.k_fpf`` returns those of k-FPF, which also repairs during training (Algorithm 2). Steps and thresholds
-    are the paper's; the learning rates and the interval are from the middle of its search grids.
+    With a ``budget``, repairs are short and frequent, and their rate, length and groups are found by measuring on
+    held-out examples of the buffer. Without one, they follow the schedules of Zhao et al. (2023). The defaults are then
+    those of FPF, which repairs once, at the end of the stream (Algorithm 1). ``Finetune.k_fpf`` returns those of k-FPF,
+    which also repairs during training (Algorithm 2). Steps and thresholds are the paper's; the learning rates and the
+    interval are from the middle of its search grids.
     """
 
     every: int | None = setting(
         None, "Training steps between two repairs of k-FPF (τ); none: only at the end.", least=1, recorded="always"
     )
-    steps: int = setting(300, "Steps per repair.", least=1, recorded="always")
-    lr: float = setting(
-        0.1, "Learning rate of a repair, annealed to 0 by a cosine.", above=0, option="ft_lr", recorded="always"
+    steps: int | None = setting(STEPS, "Steps per repair.", least=1, recorded="always")
+    lr: float | None = setting(
+        LR, "Learning rate of a repair, annealed to 0 by a cosine.", above=0, option="ft_lr", recorded="always"
     )
     distill: float = setting(
         0.0, "Weight of the distance to the stored logits (λ of k-FPF-KD).", least=0, option="kd", recorded="always"
     )
     groups: str | tuple[str, ...] = setting(
-        "auto", "Groups to repair: auto (by sensitivity), all, or names.", expects="auto, all, or names of groups",
+        "auto", "Groups to repair: auto (those that forget), all, or names.", expects="auto, all, or names of groups",
         recorded="always"
     )  # fmt: skip
-    threshold: float = setting(1.0, "With groups auto: repair the groups whose S_g is above this.", recorded="always")
+    threshold: float | None = setting(
+        1.0, "With groups auto: repair the groups whose S_g is above this.", recorded="always"
+    )
     batch: int = setting(32, "Examples drawn from the buffer per step of a repair.", least=1, recorded="never")
     pad: int = setting(
         0, "Repair on random crops shifted by up to this many pixels; 0: images as in training.", least=0,
         option="ft_pad"
     )  # fmt: skip
+    budget: float | None = setting(
+        None, "Examples used by repairs per training example; repairs then tune themselves.", above=0, most=10
+    )
+    spread: bool = setting(True, "With a budget: repair during training too, not only at the end.", recorded="never")
 
     def __post_init__(self) -> None:
         if isinstance(self.groups, str) and self.groups not in ("auto", "all"):
             object.__setattr__(self, "groups", (self.groups,))
         super().__post_init__()
+        schedule = {"every": self.every, "steps": self.steps, "lr": self.lr, "threshold": self.threshold}
+        given = [name for name, value in schedule.items() if value is not None]
+        if self.budget is not None and given:
+            raise ValueError(f"{given[0]} is {schedule[given[0]]}, but a budget replaces it: give one of the two")
+        if self.budget is None and None in (self.steps, self.lr, self.threshold):
+            raise ValueError("without a budget, steps, lr and threshold must have values")
 
     @classmethod
     def k_fpf(
@@ -70,6 +89,16 @@ class Finetune(Checked):
         """Return the settings of k-FPF, with its own defaults."""
         return cls(every=every, steps=steps, threshold=threshold, lr=lr, **settings)
 
+    @classmethod
+    def within(cls, budget: float = BUDGET, **settings: Any) -> Finetune:
+        """Return the settings of repairs that tune themselves within a budget."""
+        return cls(every=None, steps=None, lr=None, threshold=None, budget=budget, **settings)
+
+    @property
+    def at_end_only(self) -> bool:
+        """Whether the network is repaired only at the end of the stream, as by FPF."""
+        return self.every is None if self.budget is None else not self.spread
+
     def due(self, step: int) -> bool:
-        """Return whether a repair follows this training step (counted from 1)."""
+        """Return whether a scheduled repair follows this training step (counted from 1)."""
         return self.every is not None and step % self.every == 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from forgetless.config.extras import load_extra
 from forgetless.experiments.record import Record
 from forgetless.repair.settings import Finetune
 from forgetless.reports.glossary import term
@@ -266,11 +267,7 @@ def _looks(families: Mapping[str, str]) -> dict[str, dict[str, Any]]:
 
 def _open(width: float = 6.4, height: float = 4, lines: int = 1, columns: int = 1) -> tuple[Figure, list[Any]]:
     """Return a figure of this size in inches and the axes of its panels."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("figures need matplotlib: pip install 'forgetless[plot]'") from None
-    figure = Figure(figsize=(width, height))
+    figure = load_extra("matplotlib.figure", "plot", "figures need matplotlib").Figure(figsize=(width, height))
     return figure, list(figure.subplots(lines, columns, squeeze=False).flat)
 
 

@@ -18,6 +18,7 @@ from forgetless.reports.rows import HEADINGS, Row, best_rows, by_stream, cells, 
 from forgetless.reports.verdict import cards, verdict
 
 REPAIRED_LATER = " Without --anytime, FPF repairs only after the last task and k-FPF at its interval."
+FILTER = '<input type="search" placeholder="Filter rows" aria-label="Filter rows">'  # of a long table and its charts
 MATRICES = 24  # the page of a large sweep shows those of the best rows only
 
 
@@ -55,7 +56,7 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
     below = [f"{label} {accuracy:.1f} %" for label, accuracy in svg.far_below(rows).items()]
     below[5:] = [f"and {len(below) - 5} more"] if len(below) > 5 else []
     return template("section.html").substitute(
-        verdict="".join(f"<p>{with_links(text)}</p>".replace(" %", "&nbsp;%") for text in verdict(rows)),
+        verdict="".join(map(_verdict, verdict(rows))),
         cards="".join(
             f'<div class="card">{escape(title)}<b>{escape(value)}</b><span>{with_links(note)}</span></div>'
             for title, value, note in cards(rows)
@@ -65,7 +66,8 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
             f'<th scope="col"><button type="button" title="{escape(meaning(name.split()[0]))}">{name}</button></th>'
             for name in HEADINGS
         ),
-        lines="".join(f"<tr>{line}</tr>" for line in lines),
+        lines="".join(lines),
+        filter=FILTER if len(rows) > svg.NAMED else "",
         unrepaired=REPAIRED_LATER if unrepaired else "",
         limited="" if named == len(rows) else f" {named} of {len(rows)} rows have labels.",
         below=f" Far below the others: {escape(', '.join(below))}." if below else "",
@@ -77,12 +79,19 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         seed=escape(str(profiled.settings["seed"])),
         mixed=" It includes what finetuning moved." if mixed else "",
         matrices="".join(
-            f"<figure><figcaption>{escape(row.label)}</figcaption>{svg.matrix(row)}</figure>"
-            for row in several[:MATRICES]
+            f'<figure data-row="{label}"><figcaption>{label}</figcaption>{svg.matrix(row)}</figure>'
+            for label, row in ((escape(row.label), row) for row in several[:MATRICES])
         ),
         best=f" Of the {MATRICES} best rows." if len(several) > MATRICES else "",
         settings="".join(_settings(row, links, f"{anchor}-{number}") for number, row in enumerate(rows)),
     )
+
+
+def _verdict(sentences: Sequence[str]) -> str:
+    """Return the first two sentences as a paragraph and the others as a list."""
+    items = "".join(f"<li>{with_links(text)}</li>" for text in sentences[2:])
+    lead = f"<p>{with_links(' '.join(sentences[:2]))}</p>"
+    return (lead + (f"<ul>{items}</ul>" if items else "")).replace(" %", "&nbsp;%")
 
 
 def _summary(stream: str, rows: Sequence[Row]) -> str:
@@ -102,7 +111,8 @@ def _line(row: Row, look: svg.Style, anchor: str, best: bool) -> str:
     texts[1] = f'<a href="#{anchor}">{f"<b>{texts[1]}</b>" if best else texts[1]}</a>'
     values = (row.label, row.accuracy, row.forgetting, row.tflops, row.seconds, row.share)
     keys = ["" if value is None else escape(str(value)) for value in values]
-    return "".join(f'<td data-v="{key}">{text}</td>' for key, text in zip(keys, texts, strict=True))
+    line = "".join(f'<td data-v="{key}">{text}</td>' for key, text in zip(keys, texts, strict=True))
+    return f'<tr data-row="{escape(row.label)}">{line}</tr>'
 
 
 def _settings(row: Row, links: Mapping[str, str], anchor: str) -> str:

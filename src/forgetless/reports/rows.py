@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from forgetless.config.units import duration, si_prefix
 from forgetless.experiments.labels import describe, varying
-from forgetless.experiments.record import Record, key_without_seed, mismatch, without_seed
+from forgetless.experiments.record import Record, key_without_seed, without_seed
 from forgetless.training.metrics import MeanStd, mean_std
 
 Key = TypeVar("Key")
@@ -88,17 +88,13 @@ def table_rows(records: Sequence[Record]) -> list[Row]:
     """Return one row per configuration (all settings except the seed), in order of first appearance.
 
     Where configurations share a label, the settings in which they differ are appended ("er, buffer 200").
-    Labels of runs that were tested on held-out training images end in "on validation". Raise ``ValueError`` if records
-    of one configuration have different tasks or groups.
+    Labels of runs that were tested on held-out training images end in "on validation".
     """
     configurations = list(grouped(records, key_without_seed).values())
     same_label = grouped((members[0] for members in configurations), lambda record: record.label)
     differing = {label: varying(map(without_seed, firsts)) - {"validation"} for label, firsts in same_label.items()}
     rows = []
     for members in configurations:
-        for other in members[1:]:
-            if problem := mismatch(members[0], other):
-                raise ValueError(problem)
         label, settings = members[0].label, without_seed(members[0])
         held_out = ", on validation" if settings["validation"] else ""
         rows.append(Row(describe(label, settings, differing[label]) + held_out, tuple(members)))

@@ -103,8 +103,9 @@ def cost(rows: Sequence[Row], looks: Mapping[str, Style]) -> str:
         title = f"{row.label}: {row.accuracy:.1f} %, {quantity(row.tflops * 1e12, 'FLOPs')}"
         text = _named(row.label, labels[row.label], place) if row.label in labels else ""
         bar = _rule(place[0], y(upper), place[0], y(lower))
-        drawn.append(f'<g class="series {look.colour}">{bar}{_mark(place, look.marker, title)}{text}</g>')
-    marks = [10.0**power * step for power in range(math.floor(low), math.ceil(high) + 1) for step in (1, 2, 5)]
+        drawn.append(_series(row.label, look, bar + _mark(place, look.marker, title) + text))
+    steps = (1, 2, 5) if high - low > 1 else (1, 1.5, 2, 3, 5, 7)
+    marks = [10.0**power * step for power in range(math.floor(low), math.ceil(high) + 1) for step in steps]
     ticks = [(x(math.log10(mark)), si_prefix(mark)) for mark in marks if low <= math.log10(mark) <= high]
     ticks = ticks[:: len(ticks) // 8 + 1] or [(x((low + high) / 2), si_prefix(10 ** ((low + high) / 2)))]
     return _chart("accuracy and FLOPs", "FLOPs of the whole run", levels, ticks, drawn, 12)
@@ -157,20 +158,23 @@ def dynamics(record: Record, thresholds: Thresholds) -> str:
 
 
 def matrix(row: Row) -> str:
-    """Draw the accuracy on each task after each task: the darker, the higher."""
+    """Draw the accuracy on each task after each task, with the numbers of the tasks: the darker, the higher."""
     values = row.matrix
-    size = max(len(values[0]), len(values))
-    cell = 200 / size
-    drawn = []
+    size, margin = max(len(values[0]), len(values)), 18
+    cell = (200 - margin) / size
+    bottom, drawn, ticks = cell * len(values), [], []
     for i, line in enumerate(values):
         for j, value in enumerate(line):
-            place = f'x="{j * cell:.1f}" y="{i * cell:.1f}" width="{cell:.1f}" height="{cell:.1f}"'
+            place = f'x="{margin + j * cell:.1f}" y="{i * cell:.1f}" width="{cell:.1f}" height="{cell:.1f}"'
             title = f"<title>after task {i + 1}, on task {j + 1}: {value:.1f} %</title>"
             drawn.append(f'<rect {place} fill-opacity="{0.6 * value / 100:.2f}">{title}</rect>')
             if size <= 6:
-                drawn.append(_text((j + 0.5) * cell, (i + 0.5) * cell + 4, f"{value:.0f}", "middle"))
-    cells = f'<g class="{family(row.label)} shade0">{"".join(drawn)}</g>'
-    return _svg(round(cell * len(values)), "accuracy matrix", [cells], 200)
+                drawn.append(_text(margin + (j + 0.5) * cell, (i + 0.5) * cell + 4, f"{value:.0f}", "middle"))
+    for task in range(0, size, math.ceil(size / 10)):
+        ticks.append(_text(margin + (task + 0.5) * cell, bottom + 14, str(task + 1), "middle"))
+        ticks.append(_text(margin - 6, (task + 0.5) * cell + 4, str(task + 1), "end"))
+    cells = f'<g class="{family(row.label)} shade0">{"".join(drawn)}</g><g class="ticks">{"".join(ticks)}</g>'
+    return _svg(round(bottom) + margin, "accuracy matrix", [cells], 200)
 
 
 def place_ends(heights: Mapping[str, float]) -> dict[str, float]:
@@ -215,8 +219,12 @@ def _curves(
         if label in titles:
             inside += "".join(map(_mark, points, [looks[label].marker] * len(points), titles[label]))
             inside += _named(label, (WIDTH - right + 10, heights[label]), points[-1])
-        drawn.append(f'<g class="series {looks[label].colour}">{inside}</g>')
+        drawn.append(_series(label, looks[label], inside))
     return drawn
+
+
+def _series(label: str, look: Style, inside: str) -> str:
+    return f'<g class="series {look.colour}" data-row="{escape(label)}">{inside}</g>'
 
 
 def _line(points: Sequence[Point], kind: str = "line") -> str:

@@ -16,7 +16,7 @@ from forgetless.training.metrics import mean_std
 
 REPLAY = ("er", "der", "derpp", "mir", "fdr", "agem")  # methods that replay at every step
 SETUP = ("network", "epochs", "order", "buffer")  # what compared rows have in common
-PARAGRAPHS = 4  # a large sweep has more setups than anyone reads about
+SETUPS = 4  # a large sweep has more setups than anyone reads about
 
 
 class Setup:
@@ -54,14 +54,14 @@ def setups(rows: Sequence[Row]) -> list[Setup]:
     return [Setup(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in members.items()]
 
 
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """Return a paragraph per setup on what repair brings and what it costs; of many setups, the largest with repair."""
+def verdict(rows: Sequence[Row]) -> list[list[str]]:
+    """Return sentences per setup on what repair brings and what it costs; of many setups, the largest with repair."""
     found = setups(rows)
     largest = sorted(found, key=lambda setup: (setup.repaired is None, -len(setup.rows)))
-    return [_paragraph(setup) for setup in found if setup in largest[:PARAGRAPHS]]
+    return [_sentences(setup) for setup in found if setup in largest[:SETUPS]]
 
 
-def _paragraph(setup: Setup) -> str:
+def _sentences(setup: Setup) -> list[str]:
     alone, sentences = setup.alone, []
     if sgd := alone.get("sgd"):
         sentences.append(f"Plain SGD ends at {sgd.accuracy:.1f} %.")
@@ -82,7 +82,8 @@ def _paragraph(setup: Setup) -> str:
         sentences.append(_sentence("Training on all tasks at once (joint)", joint, setup.repaired))
     if any(len(row.records) == 1 for row in setup.rows):
         sentences.append("Rows without ± are single runs, whose noise is unknown.")
-    return (f"{setup.name[0].upper()}{setup.name[1:]}: " if setup.name else "") + " ".join(sentences)
+    name = f"{setup.name[0].upper()}{setup.name[1:]}: " if setup.name else ""
+    return [name + sentences[0], *sentences[1:]]
 
 
 def cards(rows: Sequence[Row]) -> list[tuple[str, str, str]]:

@@ -51,7 +51,11 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class Repaired:
-    """Groups were finetuned after this step; the losses are those of the first and the last step of the finetuning."""
+    """Groups were repaired after this step.
+
+    The losses are those of the first and the last step of the finetuning; with a budget, those on the held-out examples
+    before and after it.
+    """
 
     step: int
     groups: tuple[str, ...]

@@ -199,7 +199,8 @@ def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
         position.step += 1
     stored = 0 if run.buffer is None else len(run.buffer)
     cost = (size, min(stored, run.method.draws(learner)), position.task > 0)
-    if run.settings.finetune is not None and run.settings.finetune.due(position.step) and stored:
+    due = resumed or (run.settings.finetune is not None and run.repair.due(position.step, size, stored))
+    if due:
         if not resumed:
             run.pending = learner.run_counted("train", cost, lambda: _update(run, loader, size))
             if engine.will_wait():
@@ -238,12 +239,12 @@ def _offer(run: RunState, examples: dict[str, Tensor]) -> None:
         run.learner.buffer.write(examples)
 
 
-def _finetune(run: RunState) -> Generator[Event, None, events.Repaired | None]:
+def _finetune(run: RunState, *, final: bool = False) -> Generator[Event, None, events.Repaired | None]:
     """Finetune the chosen groups, if any are chosen by now."""
     position = run.position
     with run.clock.phase("finetune"):
-        run.resumable = True
-        repaired = yield from run.repair.run(position.step, position.task + 1, position.epoch + 1)
+        run.resumable = not run.repair.tuned
+        repaired = yield from run.repair.run(position.step, position.task + 1, position.epoch + 1, final=final)
         run.resumable = False
     if repaired is not None:
         run.repair.count(repaired)
@@ -257,7 +258,7 @@ def _finetune_at_the_end(run: RunState) -> Generator[Event]:
         run.measured.before_finetuning = tuple(_evaluate(run).class_il)
         run.resumable = True
         yield events.Trained(run.position.step)
-    if (repaired := (yield from _finetune(run))) is not None:
+    if (repaired := (yield from _finetune(run, final=True))) is not None:
         yield repaired
         return
     reason = run.repair.selection.why_not(run.repair.tracker.task_changes())
@@ -284,7 +285,9 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
         random_state, flops, finetuned = engine.state_dict(), learner.flops.copy(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
-            yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1)
+            tuning = run.repair.tuning_state()
+            yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1, final=True)
+            run.repair.load_tuning_state(tuning)
         accuracies = evaluate(learner, method, run.stream)
         run.network.load_state_dict(weights)
         if gathered is not None:

@@ -20,7 +20,9 @@ class TrainSettings(Checked):
     weight_decay: float = setting(0.0, "Weight decay.", least=0, recorded="always")
     buffer: int = setting(Memory.capacity, "Examples the buffer holds.", least=0, recorded="always")
     policy: str = setting(
-        Memory.policy, "How the buffer samples: reservoir (uniform) or balanced (equal per class).", choices=POLICIES
+        Memory.policy,
+        "How the buffer samples: reservoir (uniform), balanced (equal per class) or distinct (no repeats).",
+        choices=POLICIES,
     )
     finetune: Finetune | None = setting(
         None, "FPF or k-FPF: see Finetune.", expects="Finetune(…), Finetune.k_fpf(…) or None", recorded="never"

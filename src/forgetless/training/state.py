@@ -124,7 +124,7 @@ class RunState:
         self.buffer = None
         if memory != "none":
             policy = "balanced" if memory == "balanced" else settings.policy
-            self.buffer = Buffer(settings.buffer, policy=policy, device=engine.device, generator=generator)
+            self.buffer = Buffer(settings.buffer, policy=policy, device=engine.device, seed=seed, generator=generator)
         self.learner = Learner(
             network, self.stream, lr=settings.lr, batch=settings.batch, replay=settings.replay,
             weight_decay=settings.weight_decay, buffer=self.buffer, engine=engine, seed=seed,
@@ -190,6 +190,7 @@ class RunState:
             "finetuned": learner.finetuned,
             "feed": None if self.loader is None else self.loader.state_dict(),
             "finetuning": repair.state_dict(),
+            "tuning": repair.tuning_state(),
             "waits": copied(self.pending),
             "finishing": self.finishing,
             "before": measured.before_finetuning,
@@ -225,6 +226,7 @@ class RunState:
         if state["feed"] is not None:
             self.load_task().load_state_dict(state["feed"])
         self.repair.load_state_dict(state["finetuning"])
+        self.repair.load_tuning_state(state["tuning"])
         if state["waits"] is not None:
             self.pending = {name: rows.to(self.engine.device) for name, rows in state["waits"].items()}
         self.learner.flops = Counter(state["ledger"])

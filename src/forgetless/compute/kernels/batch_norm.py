@@ -25,16 +25,22 @@ CHUNKS = 64  # the most partial sums per pass and channel
 PROGRAMS = 128  # per launch: with 256 one run alone is faster, but eight lanes are slower
 
 
+@triton.jit
+def _share(rows, channels, chunks, chunk, BLOCK: tl.constexpr):
+    """Return a program's chunk, its pass, its first row and the row after its last, its columns, and which exist."""
+    part = tl.program_id(0)
+    turn = part // chunks
+    start = turn * rows + (part % chunks) * chunk
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    return part, turn, start, tl.minimum(start + chunk, (turn + 1) * rows), column, column < channels
+
+
 @triton.jit(do_not_specialize=["chunks", "chunk"])
 def _statistics(
     x, means, squares, rows, channels, chunks, chunk, TILE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Compute the mean and squared deviation of a chunk of rows, from sums around its first row for accuracy."""
-    part = tl.program_id(0)
-    start = (part // chunks) * rows + (part % chunks) * chunk
-    end = tl.minimum(start + chunk, (part // chunks + 1) * rows)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = column < channels
+    part, _, start, end, column, real = _share(rows, channels, chunks, chunk, BLOCK)
     first = tl.load(x + start * channels + column, real, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     square = tl.zeros((BLOCK,), tl.float32)
@@ -72,12 +78,7 @@ def _apply(
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the output, the statistics of each pass and the running statistics."""
-    part = tl.program_id(0)
-    turn = part // chunks
-    start = turn * rows + (part % chunks) * chunk
-    end = tl.minimum(start + chunk, (turn + 1) * rows)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = column < channels
+    part, turn, start, end, column, real = _share(rows, channels, chunks, chunk, BLOCK)
     mean, variance = _merged(means, squares, turn, column, rows, channels, chunks, chunk, CHUNKS)
     rate = 1.0 / tl.sqrt(variance + epsilon)
     if part % chunks == 0:
@@ -112,12 +113,7 @@ def _sums(
     RELU: tl.constexpr, RESIDUAL: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum g and g · x̂ over a chunk of rows, where g is the gradient behind the ReLU and of the residual."""
-    part = tl.program_id(0)
-    turn = part // chunks
-    start = turn * rows + (part % chunks) * chunk
-    end = tl.minimum(start + chunk, (turn + 1) * rows)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = column < channels
+    part, turn, start, end, column, real = _share(rows, channels, chunks, chunk, BLOCK)
     mean = tl.load(mean_of + turn * channels + column, real, other=0.0)
     rate = tl.load(rate_of + turn * channels + column, real, other=0.0)
     if RELU and not RESIDUAL:
@@ -159,12 +155,7 @@ def _gradients(
     MASKED: tl.constexpr, CHUNKS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the gradients of x, of the weight and of the bias."""
-    part = tl.program_id(0)
-    turn = part // chunks
-    start = turn * rows + (part % chunks) * chunk
-    end = tl.minimum(start + chunk, (turn + 1) * rows)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = column < channels
+    part, turn, start, end, column, real = _share(rows, channels, chunks, chunk, BLOCK)
     if part == 0:
         of_bias = tl.zeros((BLOCK,), tl.float32)
         of_weight = tl.zeros((BLOCK,), tl.float32)

@@ -11,6 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from forgetless.config.extras import load_extra
 from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError
 
 
@@ -26,10 +27,7 @@ def labelled_files(folders: Iterable[Path]) -> tuple[list[Path], Tensor]:
 
 def decode(paths: Sequence[Path], size: int | None) -> Tensor:
     """Return RGB images as uint8 (count, 3, height, width), resized to ``size`` × ``size`` if that is given."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise ImportError("reading image files needs pillow: pip install 'forgetless[images]'") from None
+    Image = load_extra("PIL.Image", "images", "reading image files needs pillow")
 
     def decode_file(path: Path) -> numpy.ndarray:
         try:

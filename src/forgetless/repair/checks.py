@@ -1,0 +1,59 @@
+"""What is checked around a user's loop: every batch, the first one thoroughly, and that no other FPF interferes."""
+
+from typing import final
+from warnings import warn
+
+from torch import Tensor, nn
+
+from forgetless.compute.modules import unwrap
+from forgetless.repair.buffer import Buffer
+from forgetless.repair.objective import Inputs, Objective, Targets, check_labels, pack
+from forgetless.repair.settings import Finetune
+from forgetless.repair.trial import try_out
+
+SHARED = (
+    "another FPF observes the same network: each takes the other's finetunings for training. Use one FPF per network"
+)
+OBSERVER = "_forgetless_observer"  # the attribute of a network that names the FPF that observes it
+
+
+@final
+class Observer:
+    """A mark that an FPF leaves on its network. In copies and pickles of the network it is None."""
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+
+@final
+class Checks:
+    """The checks of one FPF, whose finetunings may move the tensors ``names``."""
+
+    def __init__(self, model: nn.Module, objective: Objective, settings: Finetune, names: list[str]) -> None:
+        self._model, self._network, self._objective, self._settings = model, unwrap(model), objective, settings
+        self._names = names
+        self.tried = False  # whether a batch has passed forward and loss
+        self._alone = True
+        self._mark: Observer | None = None
+
+    def rows(self, x: Inputs, y: Targets, logits: Tensor | None, buffer: Buffer) -> dict[str, Tensor]:
+        """Return a batch as columns of ``buffer``, checked before anything is changed."""
+        objective, batch, distill = self._objective, self._settings.batch, self._settings.distill
+        rows = pack(x, y, logits, distill)
+        buffer.check(rows)
+        if logits is not None and objective.loss is None and isinstance(y, Tensor):
+            # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
+            check_labels(y, logits, values=y.device.type == "cpu")
+        if not self.tried:
+            try_out(self._model, objective, rows, names=self._names, batch=batch, distill=distill)
+            self.tried = True
+        return rows
+
+    def check_alone(self) -> None:
+        """Warn, once, if another FPF has observed the network between two steps of this one."""
+        marks = vars(self._network)
+        if self._mark is None:
+            self._mark = marks[OBSERVER] = Observer()
+        elif self._alone and marks.get(OBSERVER) is not self._mark:
+            self._alone = False
+            warn(SHARED, stacklevel=3)

@@ -1,0 +1,71 @@
+"""How a finetuning descends: the optimizer, the learning rate of each step, and what is drawn per step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forgetless.repair.settings import Finetune
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam (Kingma & Ba 2015)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The steps of one finetuning.
+
+    ``rates`` has the learning rate of each step. With ``spare``, held-out examples of the buffer are not drawn.
+    """
+
+    rates: tuple[float, ...]
+    batch: int
+    distill: float = 0.0
+    optimizer: str = "sgd"  # or "adam"
+    spare: bool = False
+
+    @staticmethod
+    def cosine(settings: Finetune) -> Descent:
+        """Return the paper's descent: SGD without momentum, annealed from ``lr`` to 0 by a cosine."""
+        assert settings.steps is not None and settings.lr is not None
+        waves = [1 + math.cos(math.pi * step / settings.steps) for step in range(settings.steps)]
+        return Descent(tuple(settings.lr / 2 * wave for wave in waves), settings.batch, settings.distill)
+
+    @property
+    def steps(self) -> int:
+        return len(self.rates)
+
+    @property
+    def multipliers(self) -> list[float]:
+        """The factor of each step's update: the rate, for Adam with its corrections of the first steps' averages."""
+        if self.optimizer == "sgd":
+            return list(self.rates)
+        return [
+            rate * math.sqrt(1 - BETA_2**step) / (1 - BETA_1**step) for step, rate in enumerate(self.rates, start=1)
+        ]
+
+
+class Averages:
+    """Adam's running averages of the gradients and of their squares."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.first = [torch.zeros_like(parameter) for parameter in parameters]
+        self.second = [torch.zeros_like(parameter) for parameter in parameters]
+
+    def reset(self) -> None:
+        """Forget all gradients."""
+        if self.first:
+            torch._foreach_zero_(self.first)
+            torch._foreach_zero_(self.second)
+
+    def update(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Add gradients, and return the direction in which Adam moves each parameter."""
+        torch._foreach_lerp_(self.first, gradients, 1 - BETA_1)
+        torch._foreach_mul_(self.second, BETA_2)
+        torch._foreach_addcmul_(self.second, gradients, gradients, 1 - BETA_2)
+        roots = torch._foreach_sqrt(self.second)
+        torch._foreach_add_(roots, EPSILON)
+        return list(torch._foreach_div(self.first, roots))

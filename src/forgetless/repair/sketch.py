@@ -1,0 +1,243 @@
+"""A bottom-k sketch of the distinct examples of a stream, for the buffer's policy "distinct".
+
+The key of an example is a hash of its content, so a repeat has the same key. Of each stratum the sketch holds the
+examples with the lowest keys, which are a uniform sample of its distinct examples. A stratum is a class within a period
+of the stream, and the strata get shares as equal as possible (``slots.distinct_slots``). Examples of an earlier period
+therefore keep their share, however many follow and however often these repeat.
+"""
+
+import heapq
+from bisect import bisect, insort
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from forgetless.repair.samplers import Placed, Sampler, as_tensors
+from forgetless.repair.slots import EMPTY, distinct_slots
+
+NO_LABEL = -100  # the label that cross-entropy ignores
+_LOW_BITS = 2**62 - 1  # keys and strata are below EMPTY
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as torch writes it: signed
+
+
+def mix(number: Tensor) -> Tensor:
+    """Return a bijective scramble of 64-bit integers, after the last steps of SplitMix64 (Steele et al. 2014)."""
+    number = (number ^ (number >> 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    number = (number ^ (number >> 27)) * (0x94D049BB133111EB - 2**64)
+    return number ^ (number >> 31)
+
+
+def words(column: Tensor) -> Tensor:
+    """Return the bits of each row as a row of integers, of 32 bits where the row's length allows it."""
+    rows = column.detach().contiguous()
+    rows = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
+    width = rows.shape[1] * rows.element_size()
+    if rows.storage_offset() * rows.element_size() % 4:
+        rows = rows.clone()  # a view as wider integers must be aligned
+    return rows.view(torch.int32 if width % 4 == 0 else torch.int16 if width % 2 == 0 else torch.int8)
+
+
+def word_weights(name: str, column: Tensor) -> Tensor:
+    """Return one pseudo-random odd number per word of a row of the column ``name``."""
+    count = words(column[:1]).shape[1]
+    position = torch.arange(count, dtype=torch.int64, device=column.device)
+    return mix((position + (crc32(name.encode()) << 31)) * _GOLDEN) | 1
+
+
+def content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], salt: int) -> Tensor:
+    """Return a 62-bit hash of each example over the columns in ``weights``: Σ weight · word, modulo 2^64, then mixed.
+
+    Two examples that differ have the same key with a probability of about 2^-62, and of at most 2^-33.
+    """
+    total: Tensor | int = salt
+    for name, weight in weights.items():
+        total = (words(batch[name]) * weight).sum(1) + total
+    assert isinstance(total, Tensor)
+    return mix(total) & _LOW_BITS
+
+
+def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
+    """Return which examples have only ``NO_LABEL`` (floats: NaN) in all targets, or None if there are no targets."""
+    missing = None
+    for name, column in batch.items():
+        if name.partition(".")[0] == "y":
+            rows = column.flatten(1) if column.ndim > 1 else column[:, None]
+            part = (rows.isnan() if rows.is_floating_point() else rows.long() == NO_LABEL).all(1)
+            missing = part if missing is None else missing & part
+    return missing
+
+
+def has_classes(y: Tensor) -> bool:
+    """Return whether ``y`` holds one class per example."""
+    return y.ndim == 1 and not y.is_floating_point() and not y.is_complex()
+
+
+@final
+class HostSlots:
+    """``distinct_slots`` one example at a time on the CPU, in a fraction of the time."""
+
+    def __init__(
+        self, capacity: int, keys: Iterable[int] = (), strata: Iterable[int] = (), older: Iterable[int] = ()
+    ) -> None:
+        self._capacity = capacity
+        self._strata: dict[int, list[tuple[int, int]]] = {}  # the keys and slots of a stratum, by key
+        self._held: set[int] = set()  # keys
+        self._older = frozenset(older)
+        self._longest: list[tuple[int, int, int]] = []  # a heap of (-size, -last key, stratum), some out of date
+        self.filled = 0
+        for slot, (key, stratum) in enumerate(zip(keys, strata, strict=True)):
+            self._insert(key, slot, stratum)
+            self.filled += 1
+
+    def take(self, keys: list[int], strata: list[int]) -> dict[int, int]:
+        """Offer a batch of examples, and return {slot: example} of those that enter."""
+        taken: dict[int, int] = {}
+        held, older = self._held, self._older
+        for example, key in enumerate(keys):
+            if key in held or key in older or key == EMPTY:
+                continue
+            slot = self._slot(key, strata[example])
+            if slot is not None:
+                taken[slot] = example
+        return taken
+
+    def begin_period(self) -> None:
+        """Reject repeats of the examples held now, even after these are dropped."""
+        self._older = frozenset(self._held)
+
+    def _slot(self, key: int, stratum: int) -> int | None:
+        """Return the slot of a new example, or None if it is rejected."""
+        if self.filled < self._capacity:
+            self._insert(key, self.filled, stratum)
+            self.filled += 1
+            return self.filled - 1
+        members = self._strata.get(stratum, [])
+        rank = bisect(members, (key,))
+        last = self._strata[self._worst()]
+        if rank == len(members) and (rank, key) > (len(last) - 1, last[-1][0]):
+            return None
+        self._insert(key, -1, stratum)  # first, since it raises the rank of those after it
+        slot = self._drop(self._worst())
+        self._strata[stratum][rank] = (key, slot)
+        return slot
+
+    def _insert(self, key: int, slot: int, stratum: int) -> None:
+        insort(self._strata.setdefault(stratum, []), (key, slot))
+        self._held.add(key)
+        self._note(stratum)
+
+    def _drop(self, stratum: int) -> int:
+        """Drop the last example of a stratum and return its slot."""
+        key, slot = self._strata[stratum].pop()
+        self._held.remove(key)
+        if self._strata[stratum]:
+            self._note(stratum)
+        else:
+            del self._strata[stratum]
+        return slot
+
+    def _note(self, stratum: int) -> None:
+        members = self._strata[stratum]
+        heapq.heappush(self._longest, (-len(members), -members[-1][0], stratum))
+
+    def _worst(self) -> int:
+        """Return the stratum whose last example has the largest rank, and the largest key among these."""
+        while True:
+            size, key, stratum = self._longest[0]
+            members = self._strata.get(stratum)
+            if members and (-len(members), -members[-1][0]) == (size, key):
+                return stratum
+            heapq.heappop(self._longest)
+
+
+@final
+class Sketch(Sampler):
+    """Equal shares of the strata, each a uniform sample of the stratum's distinct examples.
+
+    An example that was held when the present period began is not new in it, even if it was dropped since. The
+    examples held therefore do not depend on how a period is split into batches.
+
+    Args:
+        rows: The buffer's columns, each (capacity + 1, …): the last row takes what is rejected.
+        generator: The buffer's random numbers, which it does not use.
+        salt: Makes the keys of two buffers independent.
+        period: The present period.
+    """
+
+    def __init__(self, rows: Mapping[str, Tensor], generator: torch.Generator, salt: int, period: int) -> None:
+        super().__init__(rows, generator)
+        self._salt = salt
+        content = [name for name in rows if name.partition(".")[0] in ("x", "y")] or list(rows)  # not the logits
+        self._weights = {name: word_weights(name, rows[name]) for name in content}
+        self._period = torch.full((), period, device=self._device)  # a tensor, for writes that are replayed
+        self._keys = torch.full((self._capacity + 1,), EMPTY, device=self._device)
+        self._strata = torch.zeros_like(self._keys)
+        self._older = self._keys[:-1].clone()  # the keys held when the period began, in order
+        self._filled: int | None = 0  # None: not read from the GPU since examples were offered
+        self._host = HostSlots(self._capacity) if self._device.type == "cpu" else None
+
+    def place(self, batch: Mapping[str, Tensor], remembered: bool) -> Placed:
+        batch = {name: column.to(self._device) for name, column in batch.items()}
+        keys = content_keys(batch, self._weights, self._salt)
+        strata = self._period * 2 + int(remembered)
+        if (missing := without_label(batch)) is not None:
+            keys = keys.masked_fill(missing, EMPTY)
+        if (y := batch.get("y")) is not None and has_classes(y):
+            strata = y.long() * _GOLDEN + strata
+        strata = (mix(strata) & _LOW_BITS).expand(len(keys))
+        if self._host is not None:
+            taken = self._host.take(keys.tolist(), strata.tolist())
+            if not taken:
+                return None
+            slots, rows = as_tensors(taken)
+            self._keys.index_copy_(0, slots, keys[rows])
+            self._strata.index_copy_(0, slots, strata[rows])
+            return slots, rows
+        nearest = torch.searchsorted(self._older, keys).clamp_(max=len(self._older) - 1)
+        keys = keys.masked_fill(self._older[nearest] == keys, EMPTY)
+        slots = distinct_slots(self._keys[:-1], self._strata[:-1], keys, strata)
+        self._keys.index_copy_(0, slots, keys)
+        self._strata.index_copy_(0, slots, strata)
+        return slots, None
+
+    def filled(self) -> int:
+        """Return the number of examples held. On a GPU it is read once after each change, until the buffer is full."""
+        if self._host is not None:
+            return self._host.filled
+        if self._filled is None:
+            self._filled = int((self._keys[:-1] != EMPTY).sum())
+        return self._filled
+
+    def advance(self, size: int) -> None:
+        self.seen += size
+        if self._filled != self._capacity:
+            self._filled = None
+
+    def begin_period(self, period: int) -> None:
+        """Put the examples that follow into new strata."""
+        self._period.fill_(period)
+        self._older.fill_(EMPTY)[: self._capacity].copy_(self._keys[:-1].sort().values)
+        if self._host is not None:
+            self._host.begin_period()
+
+    def state_dict(self) -> dict[str, Any]:
+        held = self.filled()
+        keys, strata, older = self._keys[:held], self._strata[:held], self._older
+        return {"keys": keys.clone(), "strata": strata.clone(), "older": older.clone(), "salt": self._salt}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Tensor:
+        """Keep the lowest ranks and keys if the capacity is smaller now."""
+        keys, strata, older = (state[name].to(self._device) for name in ("keys", "strata", "older"))
+        slots = distinct_slots(self._keys[:-1].fill_(EMPTY), self._strata[:-1], keys, strata)
+        held = (slots < self._capacity).nonzero()[:, 0]
+        self._keys[: len(held)] = keys[held]
+        self._strata[: len(held)] = strata[held]
+        self._older = torch.full((max(len(older), self._capacity),), EMPTY, device=self._device)
+        self._older[: len(older)] = older
+        self._salt, self.seen, self._filled = state["salt"], state["seen"], len(held)
+        if self._host is not None:
+            self._host = HostSlots(self._capacity, keys[held].tolist(), strata[held].tolist(), older.tolist())
+        return held

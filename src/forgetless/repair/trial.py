@@ -1,0 +1,76 @@
+"""Try forward pass and loss once, so that inputs that do not fit surface with the first batch, not at a repair."""
+
+import sys
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from forgetless.compute.modules import unwrap, without_reducer
+from forgetless.repair.freezing import only
+from forgetless.repair.objective import NO_GRADIENT, NO_LABEL, Objective, call, check_arguments, unpack
+from forgetless.repair.restoring import Restorer, untouched_randomness
+
+UNSHIFTED = (
+    "y holds the input tokens themselves, so cross-entropy would teach the network to repeat each token. If it "
+    "predicts the next token and shifts the labels in its own loss, as Hugging Face's do, give loss='model'; otherwise "
+    "shift y, or give your loss: loss=…"
+)
+
+
+def try_out(
+    model: nn.Module,
+    objective: Objective,
+    rows: Mapping[str, Tensor],
+    *,
+    names: Collection[str],
+    batch: int,
+    distill: float = 0.0,
+) -> None:
+    """Raise the error that a finetuning of the tensors ``names`` on such examples would raise; change nothing.
+
+    It runs one forward pass of at most ``batch`` examples in the modes of a finetuning, apart from batch norm, which
+    runs in evaluation mode.
+    """
+    x = unpack(rows)
+    if isinstance(x, Mapping) and objective.forward is call and objective.loss != "model":
+        check_arguments(model, x)
+    if objective.loss is None and _unshifted(rows):
+        raise ValueError(UNSHIFTED)
+    network = unwrap(model)
+    device = next(network.parameters()).device
+    parameters = {name for name, _ in network.named_parameters()} & set(names)
+    with torch.inference_mode(False):  # its tensors cannot take part in autograd
+        part = {name: column[:batch].detach().clone().to(device) for name, column in rows.items()}
+    written = Restorer(network, ())
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        untouched_randomness(torch.Generator().manual_seed(0)),
+        torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
+        only(model, parameters),
+    ):
+        try:
+            with objective.cast(device):
+                output = objective.output(without_reducer(model), objective.inputs(part), part)
+                objective.check(rows, output, len(next(iter(part.values()))), distill)
+                value = objective.value(output, part, distill)
+        finally:
+            written.restore_still()
+            torch.clear_autocast_cache()
+    if parameters and not value.requires_grad:
+        raise ValueError(NO_GRADIENT)
+
+
+def _unshifted(rows: Mapping[str, Tensor]) -> bool:
+    """Return whether ``y`` repeats an input of integers, position by position, wherever it has a label."""
+    y = rows.get("y")
+    if y is None or y.ndim < 2 or y.is_floating_point():
+        return False
+    known = y != NO_LABEL
+    return any(
+        not column.is_floating_point() and column.shape == y.shape and torch.equal(column[known], y[known])
+        for name, column in rows.items()
+        if name.partition(".")[0] == "x"
+    ) and bool(known.any())
