@@ -8,6 +8,7 @@ from typing import Any
 from forgetless.config.catalogue import POLICIES
 from forgetless.config.fields import SEED, Checked, setting
 
+
 STEPS, LR = 300, 0.1  # of FPF
 BUDGET = 0.8  # with the measurements, a run then costs no more than replay at every step (docs/choice.md)
 

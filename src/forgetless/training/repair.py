@@ -10,8 +10,8 @@ from forgetless.compute.flops import training_flops
 from forgetless.methods.learner import Learner
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective
+from forgetless.repair.groups import float_tensors
 from forgetless.repair.repairer import FIRST, Repairer
 from forgetless.repair.restoring import draw_seed
 from forgetless.repair.settings import Finetune
