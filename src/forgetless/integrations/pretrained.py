@@ -61,7 +61,7 @@ class Pretrained:
             raise ValueError(f"{setting} is {str(folder)!r}, which cannot be loaded: {_first_line(error)}") from error
         if absent := sorted(report["missing_keys"]):
             raise ValueError(f"{setting} is {str(folder)!r}, whose weights lack {', '.join(absent[:3])}")
-        self._dtype = model.dtype
+        self._dtype, self._config = model.dtype, model.config
         self.model: nn.Module = model.float()
 
     @property
@@ -72,7 +72,7 @@ class Pretrained:
     @property
     def classes(self) -> list[str]:
         """The names of the classes; empty for a language model."""
-        names: dict[int, str] = self.model.config.id2label
+        names: dict[int, str] = self._config.id2label
         return [] if self.loss is not None else [names[index] for index in sorted(names)]
 
     def weights(self, before: Path) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ class Pretrained:
         tokenizer = self._preparer("AutoTokenizer", "tokenizer")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        limits = (tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", LONGEST), LONGEST)
+        limits = (tokenizer.model_max_length, getattr(self._config, "max_position_embeddings", LONGEST), LONGEST)
         encoded = tokenizer(texts, padding=True, truncation=True, max_length=min(limits), return_tensors="pt")
         return dict(encoded)
 
@@ -155,7 +155,7 @@ class Pretrained:
 
     def _class_ids(self, classes: list[str]) -> list[int]:
         """Return the label of each class folder: by its name in the configuration, otherwise by alphabetical order."""
-        known = self.model.config.label2id
+        known = self._config.label2id
         if all(name.startswith("LABEL_") for name in known) and not set(classes) & set(known):
             if len(classes) != len(known):
                 raise ValueError(
@@ -167,7 +167,7 @@ class Pretrained:
 
     def _label(self, text: str) -> int:
         """Return the label of a name in the configuration, or of a number."""
-        known: dict[str, int] = self.model.config.label2id
+        known: dict[str, int] = self._config.label2id
         if text in known:
             return int(known[text])
         if text.isdecimal() and int(text) < len(known):
