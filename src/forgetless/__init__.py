@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError", "Profile",
-    "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
-    "sensitivity", "train",
+    "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select", "sensitivity", "train",
 ]  # fmt: skip
 
 # Where the names are; imported when they are first used, so that the command line starts without torch.

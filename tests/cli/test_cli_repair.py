@@ -1,4 +1,4 @@
-"""``forgetless repair`` from checkpoint to report, for a network of one's own and for a Hugging Face folder."""
+"""``forgetless repair`` from checkpoint to report, for your own network and for a Hugging Face folder."""
 
 import json
 import shutil
@@ -91,7 +91,7 @@ def test_bad_input_is_one_line_before_anything_is_written(checkpoints, options, 
     assert not (checkpoints / "repaired").exists()
 
 
-def test_a_network_of_ones_own_is_repaired_from_files(checkpoints):
+def test_your_own_network_is_repaired_from_files(checkpoints):
     out = checkpoints / "repaired"
     done = call(checkpoints)
     assert done.stderr == "repairing Sequential on 100 examples\n"

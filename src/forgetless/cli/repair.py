@@ -9,6 +9,7 @@ import typer
 import forgetless
 from forgetless.cli.options import Quiet, flag
 from forgetless.cli.output import print_line, print_note, print_remark
+from forgetless.config.extras import load_extra
 from forgetless.experiments.storage import check_folder, write_whole
 from forgetless.reports import repaired
 
@@ -80,13 +81,8 @@ def _load(after: Path, model: str | None, size: int | None) -> Any:
 
         assert model is not None
         return SavedNetwork(model, after, size)
-    try:
-        import transformers
-    except ImportError:
-        raise ImportError(
-            f"after is the Hugging Face folder {str(after)!r}, which needs transformers: pip install "
-            "'forgetless[transformers]'"
-        ) from None
+    purpose = f"after is the Hugging Face folder {str(after)!r}, which needs transformers"
+    transformers = load_extra("transformers", "transformers", purpose)
     from forgetless.integrations.pretrained import Pretrained
 
     transformers.utils.logging.set_verbosity_error()

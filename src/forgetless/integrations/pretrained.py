@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from forgetless.config.extras import load_extra
 from forgetless.data.readers.examples import TENSOR_FILES, TEXT_FILES, image_files, read_lines, read_tensors, read_texts
 from forgetless.data.readers.files import DataError
 from forgetless.repair.objective import NO_LABEL, Loss
@@ -61,18 +61,18 @@ class Pretrained:
             raise ValueError(f"{setting} is {str(folder)!r}, which cannot be loaded: {_first_line(error)}") from error
         if absent := sorted(report["missing_keys"]):
             raise ValueError(f"{setting} is {str(folder)!r}, whose weights lack {', '.join(absent[:3])}")
-        self._dtype = model.dtype
+        self._dtype, self._config = model.dtype, model.config
         self.model: nn.Module = model.float()
 
     @property
     def loss(self) -> Loss | None:
-        """The loss of the model: that of the next token for a language model, otherwise cross-entropy (``None``)."""
-        return next_token_loss if self.kind == "AutoModelForCausalLM" else None
+        """The loss of a repair: a language model's own, otherwise cross-entropy (``None``)."""
+        return "model" if self.kind == "AutoModelForCausalLM" else None
 
     @property
     def classes(self) -> list[str]:
         """The names of the classes; empty for a language model."""
-        names: dict[int, str] = self.model.config.id2label
+        names: dict[int, str] = self._config.id2label
         return [] if self.loss is not None else [names[index] for index in sorted(names)]
 
     def weights(self, before: Path) -> dict[str, Tensor]:
@@ -118,10 +118,7 @@ class Pretrained:
 
     def _images(self, folder: Path) -> dict[str, Any]:
         """Return images as the folder's image processor prepares them."""
-        try:
-            from PIL import Image
-        except ImportError:
-            raise ImportError("reading image files needs pillow: pip install 'forgetless[images]'") from None
+        Image = load_extra("PIL.Image", "images", "reading image files needs pillow")
         files, labels, classes = image_files(folder)
         ids = torch.tensor(self._class_ids(classes))
         processor = self._preparer("AutoImageProcessor", "image processor")
@@ -144,7 +141,7 @@ class Pretrained:
         tokenizer = self._preparer("AutoTokenizer", "tokenizer")
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token
-        limits = (tokenizer.model_max_length, getattr(self.model.config, "max_position_embeddings", LONGEST), LONGEST)
+        limits = (tokenizer.model_max_length, getattr(self._config, "max_position_embeddings", LONGEST), LONGEST)
         encoded = tokenizer(texts, padding=True, truncation=True, max_length=min(limits), return_tensors="pt")
         return dict(encoded)
 
@@ -158,7 +155,7 @@ class Pretrained:
 
     def _class_ids(self, classes: list[str]) -> list[int]:
         """Return the label of each class folder: by its name in the configuration, otherwise by alphabetical order."""
-        known = self.model.config.label2id
+        known = self._config.label2id
         if all(name.startswith("LABEL_") for name in known) and not set(classes) & set(known):
             if len(classes) != len(known):
                 raise ValueError(
@@ -170,18 +167,13 @@ class Pretrained:
 
     def _label(self, text: str) -> int:
         """Return the label of a name in the configuration, or of a number."""
-        known: dict[str, int] = self.model.config.label2id
+        known: dict[str, int] = self._config.label2id
         if text in known:
             return int(known[text])
         if text.isdecimal() and int(text) < len(known):
             return int(text)
         names = ", ".join(sorted(known, key=lambda name: known[name])[:8])
         raise ValueError(f"examples has the label {text!r}; the model's are {names}{', …' if len(known) > 8 else ''}")
-
-
-def next_token_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """Return the cross-entropy of each next token; ``y`` are the tokens themselves, -100 where there is none."""
-    return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), y[:, 1:].flatten(), ignore_index=NO_LABEL)
 
 
 def _kind(folder: Path, setting: str) -> str:

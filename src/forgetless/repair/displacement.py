@@ -38,7 +38,8 @@ def displacement_scores(
     with evaluating(network), torch.enable_grad():
         for start in range(0, len(buffer), PART):
             rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
-            value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
+            with objective.cast(device):
+                value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
             gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
             weight = min(PART, len(buffer) - start) / len(buffer)
             for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):

@@ -11,12 +11,12 @@ from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
-from forgetless.repair.held_out import evaluating
 from forgetless.repair.objective import Augment, Forward, Loss, Objective, call
 from forgetless.repair.report import Report
 from forgetless.repair.selection import Selection
 from forgetless.repair.sensitivity import changes
 from forgetless.repair.settings import Finetune
+from forgetless.repair.trial import try_out
 from forgetless.repair.tuning import Tuner
 from forgetless.repair.weights import match, read_weights
 
@@ -62,7 +62,7 @@ def repair(
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
         head: The module of the output layer, where ``forgetless.groups`` cannot recognise it.
         augment: Applied to the inputs of each step.
-        loss: ``(logits, y) -> loss``, replaces cross-entropy.
+        loss: ``(output, y) -> loss``, replaces cross-entropy; ``"model"`` is the model's own loss.
         forward: ``(model, x) -> logits``, replaces ``model(x)`` or, for a mapping, ``model(**x)``.
         autocast: The dtype of the forward pass, such as ``torch.bfloat16``.
         seed: The seed of the draws, and of augmentation and dropout during the repair.
@@ -78,7 +78,7 @@ def repair(
     if len(buffer) < LEAST:
         raise ValueError(f"examples has {len(buffer)} labelled examples; a repair needs at least {LEAST}")
     earlier = None if before is None else earlier_weights(network, before)
-    check_fit(network, buffer, objective)
+    check_fit(model, buffer, objective, selection.names(selection.choice({})))
     assert buffer.generator is not None
     return repair_fully(
         model, buffer, objective, selection, before=earlier, limit=steps, tuner=Tuner(Finetune.batch, 0.0),
@@ -99,17 +99,12 @@ def earlier_weights(model: nn.Module, before: Mapping[str, Tensor] | str | Path)
     return earlier
 
 
-@torch.no_grad()
-def check_fit(model: nn.Module, buffer: Buffer, objective: Objective) -> None:
-    """Raise ``ValueError`` if the examples do not fit the network, which is called with two of them."""
-    network = unwrap(model)
-    device = next(network.parameters()).device
-    rows = {name: buffer[name][:2].to(device) for name in buffer.columns}
+def check_fit(model: nn.Module, buffer: Buffer, objective: Objective, names: Collection[str]) -> None:
+    """Raise ``ValueError`` if the examples do not fit the network, by one forward pass."""
+    rows = {name: buffer[name] for name in buffer.columns}
     try:
-        with evaluating(network):
-            output = objective.output(network, objective.plain_inputs(rows), rows)
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
-        shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if name != "y")
+        try_out(model, objective, rows, names=names, batch=2)
+    except (RuntimeError, LookupError) as error:
+        shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if name[0] == "x")
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"examples do not fit {type(network).__name__} (one has {shapes}): {reason}") from error
-    objective.check({name: buffer[name] for name in buffer.columns}, output, len(next(iter(rows.values()))), 0.0)
+        raise ValueError(f"examples do not fit {type(unwrap(model)).__name__} (one has {shapes}): {reason}") from error

@@ -82,7 +82,7 @@ def match(network: nn.Module, weights: Mapping[str, Tensor], setting: str) -> di
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], setting: str) -> None:
-    """Load matching weights into a network, with the counters beside them."""
+    """Load matching weights into a network, with the counters of its layers."""
     matched = match(network, weights, setting)
     others = {name: value for name, value in _without_prefix(weights, network).items() if name not in matched}
     counters = {name: value for name, value in others.items() if not value.is_floating_point()}
