@@ -181,12 +181,12 @@ class FPF:
                 return self._repairer.finetune(self.buffer, self._generator, self.processes)
             return None
         finally:
-            self.buffer.add(rows)  # also if the finetuning fails: the training step was made
+            self.buffer.offer(rows)  # also if the finetuning fails: the training step was made
 
     def remember(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle()
-        self.buffer.add(self._rows(x, y, logits), remembered=True)
+        self.buffer.offer(self._rows(x, y, logits), remembered=True)
 
     def boundary(self) -> None:
         """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected."""
