@@ -50,7 +50,7 @@ def measure(seed: int) -> dict[str, Any]:
     profile = fpf.profile()
     names = {name for group in profile.chosen for name in forgetless.groups(model)[group]}
     with only(model, names):
-        repair = fpf.settings.steps * training_flops(model, torch.zeros(fpf.settings.batch, 64))
+        repair = (fpf.settings.steps or 0) * training_flops(model, torch.zeros(fpf.settings.batch, 64))
     training = 2 * STEPS * training_flops(model, torch.zeros(BATCH, 64))
     return {
         "curve": curve, "repaired": accuracies(), "share": round(profile.share, 5),

@@ -11,8 +11,10 @@ import forgetless
 from forgetless.experiments.record import Record
 from forgetless.paper import dynamics
 from forgetless.paper.reproduce import Measured
-from forgetless.reports.charts import THRESHOLDS, GroupChanges, group_changes
+from forgetless.repair.settings import THRESHOLDS
+from forgetless.reports.charts import GroupChanges, group_changes
 from forgetless.reports.rows import table_rows
+from pages import choice
 from pages.labels import FONT_SIZE, Point, label_ends, label_points
 from pages.names import row_name
 from pages.results import panels
@@ -39,6 +41,7 @@ def draw_all() -> None:
     draw_buffer_epochs()
     draw_batch_norm()
     draw_filters()
+    draw_choice()
 
 
 def draw_example() -> None:
@@ -330,3 +333,22 @@ def draw_filters() -> None:
 def percentile(values: Sequence[float], share: float) -> float:
     """Return the value below which a share of the values lies."""
     return sorted(values)[int(share * (len(values) - 1))]
+
+
+def draw_choice() -> None:
+    """Draw the rank correlation of each score with what a repair recovers: a dot per pair, and their mean."""
+    runs = benchmark_record("oracle.json")["runs"]
+    scores = choice.ordered(runs)
+    figure, axes = canvas(0.24 * len(scores) + 0.7)
+    for place, score in enumerate(scores):
+        correlations = list(choice.by_pair(runs, score).values())
+        shade = {choice.DEFAULT: BLUE, "eq1": ORANGE}.get(score, TEAL)
+        axes.plot(correlations, [-place] * len(correlations), "o", color=shade, alpha=0.3, markersize=4)
+        axes.plot([mean(correlations)], [-place], "o", color=shade, markersize=8)
+    axes.axvline(0, color=INK, linewidth=0.6)
+    axes.set_yticks([-place for place in range(len(scores))], [choice.SCORES[score].name for score in scores])
+    for label, score in zip(axes.get_yticklabels(), scores, strict=True):
+        label.set_weight("bold" if score in (choice.DEFAULT, "eq1") else "normal")
+    axes.tick_params(axis="y", length=0)
+    axes.set(xlim=(-1.02, 1.02), ylim=(0.6 - len(scores), 0.6), xlabel="rank correlation with the recovered loss")
+    save(figure, "choice")

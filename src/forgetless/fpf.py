@@ -6,7 +6,6 @@ Zhao et al. (2023), Algorithm 1 (FPF: one finetuning, in ``finish``) and Algorit
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 from warnings import warn
 
@@ -33,12 +32,17 @@ from forgetless.repair.objective import (
 )
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
-from forgetless.repair.settings import Finetune, Memory, Tracking
+from forgetless.repair.report import Report
+from forgetless.repair.settings import BUDGET, Finetune, Memory, Tracking
 from forgetless.repair.state import FORMAT, check_state
+from forgetless.repair.tuning import Outcome
+from forgetless.repair.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+EMPTY = "is empty: call observe() after each training step, before finish()"
+UNLABELLED = "holds no example with a label: every y is -100 or NaN"
 SLOW_AUTOCAST = (
     "autocast is torch.bfloat16, but this CPU has no instructions for it: finetuning is slower than in float32, and "
     "torch may switch oneDNN off for the whole process. Leave autocast out on this CPU"
@@ -105,19 +109,20 @@ class FPF:
         self,
         model: nn.Module,
         capacity: int = Memory.capacity,
-        every: int | None = Finetune.every,
+        every: int | None = None,
         steps: int | None = None,
         lr: float | None = None,
         distill: float = Finetune.distill,
         *,
-        policy: str = Memory.policy,
+        budget: float | None = None,
+        policy: str | None = None,
         batch: int = Finetune.batch,
         groups: str | Collection[str] = Finetune.groups,
         threshold: float | None = None,
         grouping: Mapping[str, Collection[str]] | None = None,
         head: str | None = None,
-        window: int = Tracking.window,
-        detect: bool = Tracking.detect,
+        window: int | None = None,
+        detect: bool | None = None,
         augment: Augment | None = None,
         loss: Loss | None = None,
         forward: Forward = call,
@@ -126,25 +131,37 @@ class FPF:
         seed: int = Memory.seed,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        defaults = Finetune() if every is None else Finetune.k_fpf(every)
-        given: dict[str, Any] = {"steps": steps, "lr": lr, "threshold": threshold}
-        given = {name: value for name, value in given.items() if value is not None}
+        schedule: dict[str, Any] = {"every": every, "steps": steps, "lr": lr, "threshold": threshold}
+        schedule |= {"window": window, "detect": detect}
+        scheduled = {name: value for name, value in schedule.items() if value is not None}
+        if scheduled and budget is not None:
+            name, value = next(iter(scheduled.items()))
+            raise ValueError(f"{name} is {value}, but budget is {budget}: a budget replaces the schedule; give one")
         names = groups if isinstance(groups, str | None) else tuple(groups)
-        self.settings = replace(defaults, distill=distill, batch=batch, groups=names, **given)
+        common: dict[str, Any] = {"distill": distill, "batch": batch, "groups": names}
+        tracking = {name: scheduled.pop(name) for name in ("window", "detect") if name in scheduled}
+        self.tracking = Tracking(**tracking)
+        if scheduled or tracking:
+            self.settings = (Finetune if every is None else Finetune.k_fpf)(**scheduled, **common)
+        else:
+            self.settings = Finetune.within(BUDGET if budget is None else budget, **common)
         self.objective = Objective(augment, loss, forward, autocast)
         self.model = model
+        policy = policy or ("reservoir" if self.settings.budget is None else "distinct")
         self._memory = Memory(capacity=capacity, policy=policy, seed=seed)
         self._device = None if device is None else find_device(device)
         self._group = process_group
-        self.tracking = Tracking(window=window, detect=detect)
-        self._repairer = Repairer(
-            model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
-        )
-        self._selection, self._tracker = self._repairer.selection, self._repairer.tracker
-        self._checks = Checks(model, self.objective, self.settings, self._selection.tracked)
+        self._repairer: Repairer | Upkeep
+        if self.settings.budget is None:
+            self._repairer = Repairer(
+                model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
+            )
+        else:
+            self._repairer = Upkeep(model, self.settings, self.objective, grouping, head)
+        self._checks = Checks(model, self.objective, self.settings, self._repairer.selection.tracked)
         self._warned = False  # of a finetuning that was due and could not happen
         self._join()
-        self._tracker.start()
+        self._repairer.start()
         if autocast == torch.bfloat16 and self._home.type == "cpu" and not has_bf16():
             warn(SLOW_AUTOCAST, stacklevel=2)
 
@@ -174,9 +191,9 @@ class FPF:
             self._join()
             if held["seen"]:  # taken over from another FPF
                 self.buffer.load_state_dict(held | {"generator": None})
-        self._tracker.start()
+        self._repairer.start()
 
-    def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | None:
+    def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | Outcome | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
 
         Call it once after each ``optimizer.step()``. The first call also tries forward and loss on the batch.
@@ -194,21 +211,16 @@ class FPF:
         rows = self._checks.rows(x, y, logits, self.buffer)
         self._checks.check_alone()
         try:
-            if not self._repairer.advance():
+            if not self._repairer.advance(len(next(iter(rows.values())))):
                 return None
-            done = None if (empty := self._empty()) else self._finetune()
-            if done is None and not self._warned and self.step > 1:
-                self._warned = True
-                why = self._why_empty(empty) if empty else self._selection.why_not(self._tracker.task_changes())
-                warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {why}", stacklevel=2)
-            return done
+            return self._repair()
         finally:
-            self.buffer.add(rows)  # also if the finetuning fails: the training step was made
+            self.buffer.add(rows)  # also if the repair fails: the training step was made
 
-    def remember(self, x: Tensor | Mapping[str, Tensor], y: Tensor, logits: Tensor | None = None) -> None:
+    def remember(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle()
-        self.buffer.add(self._rows(x, y, logits), remembered=True)
+        self.buffer.add(self._checks.rows(x, y, logits, self.buffer), remembered=True)
 
     def boundary(self) -> None:
         """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.
@@ -219,32 +231,38 @@ class FPF:
             self._repairer.boundary()
             self.buffer.period += 1
 
-    def finish(self) -> Finetuned | None:
-        """Finetune once more, at the end of the stream. Training may continue afterwards, and finish again.
+    def finish(self) -> Report | Finetuned | None:
+        """Repair once more, at the end of the stream. Training may continue afterwards, and finish again.
 
         Returns:
-            What the finetuning did, or None, with a warning, if no group was chosen.
+            A report of what the repair did and cost. On the paper's schedule, what the finetuning did, or None, with a
+            warning, if no group was chosen.
         """
-        if empty := self._empty():
-            raise ValueError(self._why_empty(empty))
-        self._repairer.mark_short_task()
-        done = self._finetune()
+        if lack := self._lack():
+            raise ValueError(lack)
+        buffer = with_labels(self.buffer)
+        if isinstance(self._repairer, Upkeep):
+            done: Report | Finetuned | None = self._repairer.finish(buffer, self._generator, self.processes)
+        else:
+            self._repairer.mark_short_task()
+            done = self._repairer.finetune(buffer, self._generator, self.processes)
+            if done is None:
+                warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
         self.buffer.period += 1
-        if done is None:
-            why = self._selection.why_not(self._tracker.task_changes())
-            warn(f"nothing was finetuned in {self.step} steps: {why}", stacklevel=2)
         return done
 
     def sensitivities(self) -> dict[str, float]:
-        """Return S_g of each group, averaged over all shifts so far; empty before the first."""
-        return self._selection.scores(self._tracker.task_changes())
+        """Return S_g of each group, averaged over all shifts so far; empty before the first, and with a budget."""
+        if isinstance(self._repairer, Upkeep):
+            return {}
+        return self._repairer.selection.scores(self._repairer.tracker.task_changes())
 
     def profile(self) -> Profile:
-        """Return which groups move when the data shifts and which are finetuned; it prints as a table.
+        """Return which groups forget and which are repaired; it prints as a table.
 
-        Changes by finetunings between two shifts are included.
+        On the paper's schedule, changes by finetunings between two shifts are included.
         """
-        return self._selection.profile(self._tracker.task_changes(), len(self._tracker.between_tasks))
+        return self._repairer.profile()
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that ``observe`` and ``finish`` depend on besides the network, as tensors and plain data.
@@ -256,20 +274,24 @@ class FPF:
             "processes": [self.processes.rank, self.processes.count],
             "generator": self._generator.get_state(),
             "buffer": self.buffer.state_dict(),
-            **self._repairer.state_dict(),
+            self._kind: self._repairer.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
         self.settle()
-        check_state(state, self.processes, self.settings.distill)
+        check_state(state, self._kind, self.processes, self.settings.distill)
         present = self.buffer
         buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)
         buffer.load_state_dict(state["buffer"])
-        self._repairer.load_state_dict(state)
+        self._repairer.load_state_dict(state[self._kind])
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
         self._checks.tried = False
         self._generator.set_state(state["generator"].cpu())
+
+    @property
+    def _kind(self) -> str:
+        return "schedule" if self.settings.budget is None else "upkeep"
 
     @property
     def _home(self) -> torch.device:
@@ -278,7 +300,8 @@ class FPF:
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
         self.processes = Processes(self._group)
-        self._tracker.agree = self.processes.mean
+        if isinstance(self._repairer, Repairer):
+            self._repairer.tracker.agree = self.processes.mean
         self.processes.share(self.settings.batch, "batch")  # raises an error if there are more processes
         device = self._device or self._home
         seed = self._memory.seed + 1_000_003 * self.processes.rank
@@ -286,15 +309,24 @@ class FPF:
         self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
 
-    def _finetune(self) -> Finetuned | None:
-        return self._repairer.finetune(with_labels(self.buffer), self._generator, self.processes)
+    def _repair(self) -> Finetuned | Outcome | None:
+        """Repair during training, or warn once that there is nothing to repair or to repair it with."""
+        done: Finetuned | Outcome | None = None
+        if not (lack := self._lack()):
+            buffer = with_labels(self.buffer)
+            if isinstance(self._repairer, Repairer):
+                done = self._repairer.finetune(buffer, self._generator, self.processes)
+                lack = self._repairer.why_not() if done is None else ""
+            elif all(self.processes.gather(self._repairer.ready(buffer))):
+                done = self._repairer.repair_shortly(buffer, self._generator, self.processes)
+        if lack and not self._warned and self.step > 1:
+            self._warned = True
+            warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {lack}", stacklevel=3)
+        return done
 
-    def _empty(self) -> list[int]:
-        """Return the processes whose buffer has no example with a label: if there is one, none of them finetunes."""
-        return [rank for rank, holds in enumerate(self.processes.gather(has_labels(self.buffer))) if not holds]
-
-    def _why_empty(self, empty: list[int]) -> str:
-        where = f" of process {', '.join(map(str, empty))}" if self.processes.count > 1 else ""
-        if len(self.buffer):
-            return f"the buffer{where} holds no example with a label: every y is -100 or NaN"
-        return f"the buffer{where} is empty: call observe() after each training step, before finish()"
+    def _lack(self) -> str:
+        """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
+        own = "" if has_labels(self.buffer) else UNLABELLED if len(self.buffer) else EMPTY
+        lacking = {rank: text for rank, text in enumerate(self.processes.gather(own)) if text}
+        where = f" of process {', '.join(map(str, lacking))}" if self.processes.count > 1 else ""
+        return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""

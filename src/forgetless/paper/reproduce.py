@@ -234,7 +234,7 @@ def training_steps(settings: Settings) -> int:
     trained, finetune = stream_steps(settings.stream, settings.epochs, settings.batch), settings.finetune
     if finetune is None:
         return trained
-    return trained + finetune.steps * (1 + (trained // finetune.every if finetune.every else 0))
+    return trained + (finetune.steps or 0) * (1 + (trained // finetune.every if finetune.every else 0))
 
 
 def measure(lines: Sequence[Line], records: Iterable[Record]) -> list[Measured]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from forgetless.paper import ablations, dynamics, tables
 from forgetless.paper.reproduce import Item, Line, Options
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import THRESHOLDS
 
 FIGURES = {**dynamics.ITEMS, **ablations.ITEMS, "flops-accuracy": tables.FLOPS_ACCURACY}
 ITEMS: Mapping[str, Item] = {**tables.ITEMS, **FIGURES}
@@ -23,8 +23,8 @@ def notes(options: Options, lines: Sequence[Line]) -> list[str]:
         remarks.append(f"quick: {streams}, {seeds} seed{plural}, fewer points; the result is only an indication")
     settings = [run.settings for line in lines for run in line.runs]
     repairs = [(entry.stream, entry.finetune) for entry in settings if entry.finetune is not None]
-    usual = Finetune.k_fpf().threshold
-    thresholds = {repair.threshold for _, repair in repairs if repair.every and repair.groups == "auto"}
+    usual = THRESHOLDS["k-FPF"]
+    thresholds = {repair.threshold or 0.0 for _, repair in repairs if repair.every and repair.groups == "auto"}
     if searched := ", ".join(map(str, sorted(thresholds - {usual}))):
         remarks.append(
             f"k-FPF chooses groups above {searched}, which was searched on validation; the paper uses {usual}"

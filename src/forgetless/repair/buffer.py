@@ -14,7 +14,7 @@ from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
 
-_HELD_OUT = 8  # every eighth slot is held out from repairs
+HELD_OUT = 8  # every eighth slot is held out from repairs
 _STAGED_BATCHES = 8  # that wait to be written in one go, with the kernel launches of one batch
 _STAGED_BYTES = 2**24  # waiting saves little where batches are large
 
@@ -178,17 +178,17 @@ class Buffer:
         if not held:
             raise ValueError("the buffer is empty: there is nothing to draw")
         if spare_held_out:
-            held -= -(-held // _HELD_OUT)
+            held -= -(-held // HELD_OUT)
             if not held:
                 raise ValueError("the buffer holds 1 example, which is held out: there is nothing to draw")
         order = torch.randperm(held, generator=generator or self.generator, device=self.device)[:size]
         if spare_held_out:
-            order = order + order // (_HELD_OUT - 1) + 1
+            order = order + order // (HELD_OUT - 1) + 1
         return {name: row.index_select(0, order) for name, row in self._rows.items()}
 
     def held_out(self) -> dict[str, Tensor]:
         """Return the examples that repairs leave out and are judged by: those in every eighth slot, from the first."""
-        return {name: self[name][::_HELD_OUT].clone() for name in self._rows}
+        return {name: self[name][::HELD_OUT].clone() for name in self._rows}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly as without a stop, as tensors and plain data."""

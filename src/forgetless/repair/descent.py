@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
+from forgetless.compute.distributed import Processes
 from forgetless.repair.settings import Finetune
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam (Kingma & Ba 2015)
@@ -30,7 +31,8 @@ class Descent:
     @staticmethod
     def cosine(settings: Finetune) -> Descent:
         """Return the paper's descent: SGD without momentum, annealed from ``lr`` to 0 by a cosine."""
-        assert settings.steps is not None and settings.lr is not None
+        assert settings.steps is not None
+        assert settings.lr is not None
         waves = [1 + math.cos(math.pi * step / settings.steps) for step in range(settings.steps)]
         return Descent(tuple(settings.lr / 2 * wave for wave in waves), settings.batch, settings.distill)
 
@@ -48,10 +50,16 @@ class Descent:
         ]
 
 
+def sharing(descent: Descent, processes: Processes | None) -> Descent:
+    """Return the part of a descent that one of several processes takes: each draws its share of a batch."""
+    return descent if processes is None else replace(descent, batch=processes.share(descent.batch, "batch"))
+
+
+@final
 class Averages:
     """Adam's running averages of the gradients and of their squares."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: list[Tensor]) -> None:
         self.first = [torch.zeros_like(parameter) for parameter in parameters]
         self.second = [torch.zeros_like(parameter) for parameter in parameters]
 
@@ -61,7 +69,7 @@ class Averages:
             torch._foreach_zero_(self.first)
             torch._foreach_zero_(self.second)
 
-    def update(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def update(self, gradients: list[Tensor]) -> list[Tensor]:
         """Add gradients, and return the direction in which Adam moves each parameter."""
         torch._foreach_lerp_(self.first, gradients, 1 - BETA_1)
         torch._foreach_mul_(self.second, BETA_2)

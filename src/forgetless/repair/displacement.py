@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from forgetless.compute.distributed import Processes
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.held_out import evaluating
-from forgetless.repair.objective import Objective, unpack
+from forgetless.repair.objective import Objective
 
 PART = 32  # examples per backward pass
 COVER = 0.9  # the highest scores are those that make up this share of the positive ones
@@ -19,26 +20,34 @@ def displacement_scores(
     objective: Objective,
     before: Mapping[str, Tensor],
     groups: Mapping[str, Collection[str]],
+    processes: Processes | None = None,
 ) -> dict[str, float | None]:
     """Return Σ Δθ · ∇L of each group, with Δθ = θ − θ_before and L the mean loss on the buffer's examples.
 
     To first order this is how much lower the loss would be if the group's displacement were taken back. A group without
-    parameters that take gradients, such as running statistics, has no score.
+    parameters that take gradients, such as running statistics, has no score. Parameters that ``before`` does not have
+    in this shape, such as those of a head that has grown, are left out.
     """
-    parameters = {name: value for name, value in network.named_parameters() if value.requires_grad}
+    parameters = {
+        name: value
+        for name, value in network.named_parameters()
+        if value.requires_grad and name in before and before[name].shape == value.shape
+    }
     device = next(network.parameters()).device
     totals: dict[str, Tensor] = {}
     with evaluating(network), torch.enable_grad():
         for start in range(0, len(buffer), PART):
             rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
             with objective.cast(device):
-                value = objective.value(objective.output(network, unpack(rows), rows), rows, 0.0)
+                value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
             gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-            weight = len(rows["y"]) / len(buffer)
+            weight = min(PART, len(buffer) - start) / len(buffer)
             for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
                 if gradient is not None:
                     moved = parameter.detach() - before[name].to(parameter)
                     totals[name] = totals.get(name, 0.0) + weight * (moved * gradient).sum().double()
+    if processes is not None and processes.count > 1:
+        totals = {name: processes.mean(total) for name, total in totals.items()}
     known = {group: [totals[name] for name in names if name in totals] for group, names in groups.items()}
     return {group: float(torch.stack(parts).sum()) if parts else None for group, parts in known.items()}
 

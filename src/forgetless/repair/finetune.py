@@ -237,7 +237,7 @@ class Finetuning:
                 self._schedule.step.add_(1)
                 self._schedule.checked = True
 
-    def _descend(self, parameters: list[nn.Parameter], gradients: list[Tensor], step: int) -> None:
+    def _descend(self, parameters: list[Tensor], gradients: list[Tensor], step: int) -> None:
         """Update the parameters. With a schedule, SGD's gradients have the rate already, which saves a pass."""
         if self._descent.optimizer == "sgd":
             rate = self._rates[step] if self._schedule is None else 1
@@ -252,7 +252,7 @@ class Finetuning:
             torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
         else:
             torch._foreach_mul_(directions, self._schedule.rate())
-            torch._foreach_sub_(parameters, directions)
+            torch._foreach_add_(parameters, directions, alpha=-1)
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]

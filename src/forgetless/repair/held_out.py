@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import without_reducer
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.objective import Objective, unpack
+from forgetless.repair.objective import Objective
 
 BATCH = 256  # examples per forward pass
 
@@ -53,39 +54,32 @@ def measure(
 ) -> Score:
     """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
     model = without_reducer(model)
-    rows = buffer.held_out()
-    count = len(rows["y"])
     device = next(model.parameters()).device
-
-    def totals() -> Tensor:
-        return _totals(model, rows, objective, device)
-
-    if engine is None or not engine.cuda:
-        sums = totals()
-    else:  # every 8th row of the buffer's own tensors, so a captured forward pass reads the present examples
-        key = ("held out", count)
-        kept = engine.persistent(key, lambda: torch.zeros(3, device=device))
-        engine.call(key, lambda: kept.copy_(totals()))
-        sums = kept
+    held = len(buffer)
+    if engine is not None and engine.cuda and held == buffer.capacity:
+        key = ("held out", held)
+        sums = engine.persistent(key, lambda: torch.zeros(4, device=device))
+        engine.call(key, lambda: sums.copy_(_sums(model, buffer, objective, device)))
+    else:  # rows are still being added, so a captured graph would soon be of no use
+        sums = _sums(model, buffer, objective, device)
     if processes is not None and processes.count > 1:
         sums = processes.mean(sums)
-    loss, hits, labels = sums.tolist()
-    return Score(loss / max(labels, 1), hits / labels if hits >= 0 and labels else None, count)
+    loss, labels, hits, examples = sums.tolist()
+    accuracy = hits / labels if hits >= 0 and labels else None
+    return Score(loss / labels if labels else math.nan, accuracy, round(examples))
 
 
-def _totals(model: nn.Module, rows: dict[str, Tensor], objective: Objective, device: torch.device) -> Tensor:
-    """Return the sum of the losses, the number of correct predictions (negative: not classes) and of labels."""
-    sums = torch.zeros(3, device=device)
-    with evaluating(model), nullcontext() if objective.autocast is None else torch.autocast(device.type, objective.autocast):
-        for start in range(0, len(rows["y"]), BATCH):
+def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device) -> Tensor:
+    """Return the sum of the losses, the number of labels, of hits (negative: no classes) and of examples."""
+    rows = buffer.held_out()
+    count = len(next(iter(rows.values())))
+    sums = torch.zeros(4, device=device)
+    with evaluating(model), objective.cast(device):
+        for start in range(0, count, BATCH):
             part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
-            prepare = objective.prepare or objective.augment
-            inputs = unpack(part) if prepare is None else prepare(unpack(part))
-            output = objective.forward(model, inputs)
+            output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
-            labels = objective.examples(part["y"], 0.0)
-            found = objective.hits(output, part)
-            hits = torch.full((), -1.0, device=device) if found is None else found[0]
-            labels = torch.as_tensor(labels, device=device) if found is None else found[1]
-            sums += torch.stack([value * labels, hits.float(), labels.float()])
+            hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
+            numbers = [torch.as_tensor(n, device=device).float() for n in (labels, hits, min(BATCH, count - start))]
+            sums += torch.stack([value * numbers[0], *numbers])
     return sums

@@ -149,6 +149,7 @@ class Objective:
     loss: Loss | None = None  # replaces cross-entropy; "model": the model's own
     forward: Forward = call
     autocast: torch.dtype | None = None  # the dtype of the forward pass
+    prepare: Augment | None = None  # applied to held-out inputs; default: ``augment``
 
     def __post_init__(self) -> None:
         if self.autocast == torch.float16:
@@ -163,6 +164,11 @@ class Objective:
     def inputs(self, rows: Mapping[str, Tensor]) -> Any:
         """Return the augmented inputs of a batch."""
         return unpack(rows) if self.augment is None else self.augment(unpack(rows))
+
+    def plain_inputs(self, rows: Mapping[str, Tensor]) -> Any:
+        """Return the inputs of a batch that is only measured."""
+        prepare = self.prepare or self.augment
+        return unpack(rows) if prepare is None else prepare(unpack(rows))
 
     def output(self, model: nn.Module, inputs: Any, rows: Mapping[str, Tensor]) -> Any:
         """Return what ``value``, ``hits`` and ``check`` expect: the output of the network for these inputs.

@@ -14,7 +14,7 @@ class Group:
     """One line of a profile."""
 
     name: str
-    sensitivity: float | None  # S_g; None before the first shift of the data, or where the whole group is frozen
+    sensitivity: float | None  # S_g, or with a budget Σ Δθ · ∇L; None while unknown, or if the whole group is frozen
     parameters: int  # that are not frozen
     share: float  # of all parameters of the network, including frozen ones
     chosen: bool
@@ -33,10 +33,12 @@ class Profile:
     Args:
         groups: The groups of the network.
         comparisons: The number of comparisons of consecutive tasks over which the sensitivities are averaged.
+        note: With a budget, what the repairs did and cost.
     """
 
     groups: tuple[Group, ...]
     comparisons: int
+    note: str = ""
 
     @property
     def chosen(self) -> tuple[str, ...]:
@@ -53,13 +55,15 @@ class Profile:
         return asdict(self)
 
     def __str__(self) -> str:
+        name = "score" if self.note else "S_g"
         width = max(len("group"), *(len(group.name) for group in self.groups))
-        lines = [f"{'group':<{width}}  {'S_g':>7}  {'parameters':>12}  {'share':>8}  chosen"]
+        lines = [f"{'group':<{width}}  {name:>7}  {'parameters':>12}  {'share':>8}  chosen"]
         for group in self.groups:
             score = "–" if group.sensitivity is None else f"{group.sensitivity:.3f}"
             line = f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.3%}"
             lines.append(f"{line}  yes" if group.chosen else line)
-        lines.append(f"chosen: {self.share:.3%} of the parameters; shifts of the data compared: {self.comparisons}")
+        note = self.note or f"shifts of the data compared: {self.comparisons}"
+        lines.append(f"chosen: {self.share:.3%} of the parameters; {note}")
         return "\n".join(lines)
 
     def plot(self, axes: Axes | None = None) -> Axes:

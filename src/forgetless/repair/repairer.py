@@ -1,15 +1,11 @@
-"""The repair engine: choose what forgets, and finetune it when it is due.
+"""Repair on the paper's schedules: track what moves, detect shifts, choose groups by S_g, finetune when it is due.
 
-With a budget, repairs tune themselves (``tuning``). Without one they follow the paper's schedules, and the groups are
-chosen by S_g, for which the engine tracks what moves and detects shifts.
-
-``FPF`` drives it step by step in a user's loop, ``training.repair`` epoch by epoch in the benchmark.
+``FPF`` drives it step by step in a user's loop, ``training.repair`` epoch by epoch in the benchmark. Repairs within a
+budget are those of ``upkeep``.
 """
 
-from collections.abc import Collection, Generator, Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, final
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, final
 from warnings import warn
 
 import torch
@@ -19,22 +15,18 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.descent import Descent
+from forgetless.repair.descent import Descent, sharing
 from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
-from forgetless.repair.held_out import measure
 from forgetless.repair.objective import Objective
+from forgetless.repair.profile import Profile
 from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune, Tracking
 from forgetless.repair.shifts import Detector
 from forgetless.repair.tracker import Row, Tracker
-from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner
 
 TRACKING = Tracking()
-RESERVE = 200  # steps for the end that repairs during training leave over, but at most half of the budget
-LEAST = 100  # steps that the repair at the end may take even if less of the budget is left
-FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 
 
 class Choice(NamedTuple):
@@ -69,44 +61,35 @@ class Repairer:
         self._network = unwrap(model)
         self.selection = Selection(self._network, settings, grouping, head)
         self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep)
-        self.tuner = None if settings.budget is None else Tuner(settings.batch, settings.distill)
-        self._detector = Detector() if tracking.detect and self.tuner is None else None
+        self._detector = Detector() if tracking.detect else None
         self.step = 0
-        self.trained = 0  # examples of the training so far
-        self.held_out = 0  # examples of the buffer that the last repair held out
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced or detected
         self._steps_of_window = 0
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
-    def advance(self, examples: int) -> bool:
-        """Count a training step, end its window if it is full, and return whether a repair is due."""
+    def advance(self, examples: int = 0) -> bool:
+        """Count a training step, end its window if it is full, and return whether a finetuning is due."""
         self.step += 1
-        self.trained += examples
         self._steps_of_window += 1
-        ends = self.tuner is None and self._steps_of_window >= self.tracking.window
-        due = self.settings.due(self.step) if self.tuner is None else self.affords_repair()
-        if self._network.training and (self.step == 1 or ends or due):
+        ends = self._steps_of_window >= self.tracking.window
+        if self._network.training and (self.step == 1 or ends):
             self._resting = resting(self._network)
         if ends:
             self._mark()
-        return due
+        return self.settings.due(self.step)
 
-    def affords_repair(self) -> bool:
-        """Return whether the budget allows a repair during training now."""
-        earned = (self.settings.budget or 0.0) * self.trained
-        batch = self.settings.batch
-        return self.settings.spread and earned - min(earned / 2, RESERVE * batch) >= self.spent + CHUNK * batch
+    def start(self) -> None:
+        """Measure changes from the present weights."""
+        self.tracker.start()
 
-    @property
-    def spent(self) -> float:
-        """The training examples that would have cost as much as the repairs of the budget so far.
+    def why_not(self) -> str:
+        """Return why nothing can be finetuned, and what to do."""
+        return self.selection.why_not(self.tracker.task_changes())
 
-        An example that is only measured counts as a third, since it has no backward pass.
-        """
-        if self.tuner is None:
-            return 0.0
-        return self.tuner.steps * self.settings.batch + self.tuner.measured * self.held_out / 3
+    def profile(self) -> Profile:
+        """Return S_g of each group, and which groups are chosen."""
+        return self.selection.profile(self.tracker.task_changes(), len(self.tracker.between_tasks))
 
     def boundary(self) -> None:
         """Begin a new task here. From now on no shift is detected."""
@@ -139,50 +122,20 @@ class Repairer:
         generator: torch.Generator,
         engine: Engine | None = None,
         processes: Processes | None = None,
-        descent: Descent | None = None,
     ) -> Finetuning:
-        """Return a finetuning of these tensors, before its first step; by default that of the paper's schedule."""
-        descent = descent or Descent.cosine(self.settings)
-        if processes is not None:
-            descent = replace(descent, batch=processes.share(descent.batch, "batch"))
+        """Return a finetuning of these tensors, before its first step."""
+        descent = sharing(Descent.cosine(self.settings), processes)
         return Finetuning(self.model, buffer, names, descent, self.objective, generator, engine, processes)
 
-    def tune(
-        self,
-        names: Collection[str],
-        buffer: Buffer,
-        generator: torch.Generator,
-        engine: Engine | None = None,
-        processes: Processes | None = None,
-        *,
-        final: bool,
-    ) -> Generator[None, None, Outcome]:
-        """Repair these tensors within the budget: by a short repair, or at the end until it no longer helps."""
-        assert self.tuner is not None and self.settings.budget is not None
-        self.held_out = len(buffer.held_out()["y"])
-        limit = None
-        if final:
-            left = self.settings.budget * self.trained - self.spent
-            limit = max(LEAST, int(left / self.settings.batch))
-        begin = partial(self._begin_tuned, buffer, generator, engine, processes)
-        bench = Bench(begin, partial(measure, self.model, buffer, self.objective, engine, processes))
-        return (yield from self.tuner.repair(bench, names, limit))
-
-    def finetune(
-        self, buffer: Buffer, generator: torch.Generator, processes: Processes, *, final: bool = False
-    ) -> Finetuned | Outcome | None:
-        """Repair the chosen groups, if any, and leave the user's random states as they are."""
+    def finetune(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Finetuned | None:
+        """Finetune the chosen groups, if any, and leave the user's random states as they are."""
         choice = self.choose()
         if not choice.names:
             return None
-        done: Finetuned | Outcome
         with untouched_randomness(generator):
-            if self.tuner is None:
-                run = self.begin(choice.names, buffer, generator, processes=processes)
-                run.advance(run.steps)
-                done = run.finish()
-            else:
-                done = drain(self.tune(choice.names, buffer, generator, processes=processes, final=final))
+            run = self.begin(choice.names, buffer, generator, processes=processes)
+            run.advance(run.steps)
+            done = run.finish()
         self.accept(choice.groups)
         return done
 
@@ -191,14 +144,12 @@ class Repairer:
 
         Without ``moved`` the window and the detection start again, since training now moves the weights back.
         """
-        if self.tuner is None:
-            self.selection.chosen = groups
+        self.selection.chosen = groups
         self.finetunings += 1
         if moved is not None:
             self.tracker.leave_out(moved)
             return
-        if self.tuner is None:
-            self.tracker.start()
+        self.tracker.start()
         if self._detector is not None:
             self._detector.restart()
 
@@ -209,9 +160,6 @@ class Repairer:
             "chosen": None if self.selection.chosen is None else list(self.selection.chosen),
             "step": self.step,
             "finetunings": self.finetunings,
-            "trained": self.trained,
-            "held_out": self.held_out,
-            "tuner": None if self.tuner is None else self.tuner.state_dict(),
             "shifts": list(self.shifts),
             "window": self.tracking.window,
             "settings": self._echo(),
@@ -237,9 +185,6 @@ class Repairer:
             chosen = state["chosen"] if saved["groups"] == "auto" else None
             self.selection.chosen = None if chosen is None else tuple(chosen)
         self.step, self.finetunings, self.shifts = state["step"], state["finetunings"], list(state["shifts"])
-        self.trained, self.held_out = state["trained"], state["held_out"]
-        if self.tuner is not None and state["tuner"] is not None:
-            self.tuner.load_state_dict(state["tuner"])
         self._steps_of_window, self._resting = state["steps_of_window"], set(state["resting"])
         now = self._echo()
         if changed := [name for name in now if saved[name] != now[name]]:
@@ -248,23 +193,12 @@ class Repairer:
 
     def _echo(self) -> dict[str, Any]:
         """Return the settings that a resumed run may change, as plain data."""
-        names = ("every", "steps", "lr", "distill", "batch", "threshold", "budget", "spread")
+        names = ("every", "steps", "lr", "distill", "batch", "threshold")
         return {name: getattr(self.settings, name) for name in names} | {
             "groups": list(self.selection.chosen or ()) if self.selection.fixed else "auto",
             "detect": self.tracking.detect,
             "autocast": None if self.objective.autocast is None else str(self.objective.autocast),
         }
-
-    def _begin_tuned(
-        self,
-        buffer: Buffer,
-        generator: torch.Generator,
-        engine: Engine | None,
-        processes: Processes | None,
-        names: Collection[str],
-        descent: Descent,
-    ) -> Finetuning:
-        return self.begin(names, buffer, generator, engine, processes, descent)
 
     def _mark(self) -> None:
         self._steps_of_window = 0
@@ -277,16 +211,3 @@ class Repairer:
         if begins:
             self.shifts.append(self.step - self.tracking.window)
         return begins
-
-
-T = TypeVar("T")
-
-
-def drain(work: Generator[Any, None, T]) -> T:
-    """Run a generator to its end and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result

@@ -1,4 +1,4 @@
-"""What a repair of a finished network did, as a value that prints as a short table. Imports no torch."""
+"""What a thorough repair of a network did, as a value that prints as a short table. Imports no torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Report:
     """What a repair did, measured on examples that it did not train on.
 
         >>> head = RepairedGroup("head", 0.8, 10, 0.1, True)
-        >>> print(Report(2.0, 0.5, 0.4, 0.9, 13, (head,), (), 100, "sgd", 0.1, 60, 80, 1.5))
+        >>> print(Report(2.0, 0.5, 0.4, 0.9, 13, (head,), ("2.weight",), (), 100, "sgd", 0.1, 60, 80, 1.5))
         held-out loss 2.000 → 0.500, accuracy 40.0 % → 90.0 % (13 of 100 examples held out)
         group    score    parameters     share  repaired
         head     0.800            10    10.00%  yes
@@ -47,6 +47,7 @@ class Report:
         accuracy_after: That accuracy after the repair.
         held_out: The number of held-out examples.
         groups: The groups of the network.
+        names: The tensors that were repaired.
         classes: The accuracy on each class with held-out examples.
         examples: The number of examples.
         optimizer: The optimizer that the trials chose.
@@ -54,6 +55,7 @@ class Report:
         steps: The steps that were kept; 0 if no repair lowered the loss on the held-out examples.
         tried: All steps, including trials and those that were undone.
         seconds: The time of the repair.
+        cost: The cost of all repairs so far as a share of the training's, where the training was observed.
     """
 
     loss_before: float
@@ -62,6 +64,7 @@ class Report:
     accuracy_after: float | None
     held_out: int
     groups: tuple[RepairedGroup, ...]
+    names: tuple[str, ...]
     classes: tuple[ClassAccuracy, ...]
     examples: int
     optimizer: str
@@ -69,6 +72,7 @@ class Report:
     steps: int
     tried: int
     seconds: float
+    cost: float | None = None
 
     @property
     def repaired(self) -> tuple[str, ...]:
@@ -101,6 +105,8 @@ class Report:
         else:
             how = f"{self.optimizer} with rate {self.lr:.2g}, {self.steps} steps kept of {self.tried}"
             lines.append(f"{how}, {duration(self.seconds)}")
+        if self.cost is not None:
+            lines.append(f"all repairs so far cost {self.cost:.2f} × the training")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -93,12 +93,17 @@ class Selection:
 
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         """Return the forgetting profile for these changes between tasks."""
-        scores, chosen = self.scores(by_tensor), self.choice(by_tensor)
+        return self.describe(self.scores(by_tensor), self.choice(by_tensor), comparisons)
+
+    def describe(
+        self, scores: Mapping[str, float | None], chosen: Collection[str], comparisons: int = 0, note: str = ""
+    ) -> Profile:
+        """Return a profile with these scores and this choice."""
         counts = {name: parameter.numel() for name, parameter in self._network.named_parameters()}
         sizes = {group: sum(counts.get(name, 0) for name in self._live.get(group, ())) for group in self.grouping}
         total = sum(counts.values())
         lines = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
-        return Profile(tuple(lines), comparisons)
+        return Profile(tuple(lines), comparisons, note)
 
     def why_not(self, by_tensor: Mapping[str, float]) -> str:
         """Return why nothing can be finetuned, and what to do."""

@@ -8,8 +8,8 @@ from typing import Any
 from forgetless.config.catalogue import POLICIES
 from forgetless.config.fields import SEED, Checked, setting
 
-
 STEPS, LR = 300, 0.1  # of FPF
+THRESHOLDS = {"FPF": 1.0, "k-FPF": 0.3}  # of S_g, in the paper
 BUDGET = 0.8  # with the measurements, a run then costs no more than replay at every step (docs/choice.md)
 
 
@@ -60,7 +60,7 @@ class Finetune(Checked):
         recorded="always"
     )  # fmt: skip
     threshold: float | None = setting(
-        1.0, "With groups auto: repair the groups whose S_g is above this.", recorded="always"
+        THRESHOLDS["FPF"], "With groups auto: repair the groups whose S_g is above this.", recorded="always"
     )
     batch: int = setting(32, "Examples drawn from the buffer per step of a repair.", least=1, recorded="never")
     pad: int = setting(
@@ -85,7 +85,13 @@ class Finetune(Checked):
 
     @classmethod
     def k_fpf(
-        cls, every: int = 500, steps: int = 100, threshold: float = 0.3, *, lr: float = 0.05, **settings: Any
+        cls,
+        every: int = 500,
+        steps: int = 100,
+        threshold: float = THRESHOLDS["k-FPF"],
+        *,
+        lr: float = 0.05,
+        **settings: Any,
     ) -> Finetune:
         """Return the settings of k-FPF, with its own defaults."""
         return cls(every=every, steps=steps, threshold=threshold, lr=lr, **settings)

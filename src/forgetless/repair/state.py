@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forgetless.compute.distributed import Processes
 
-FORMAT = 1
+FORMAT = 2
 
 # A type, or several; a dict names the entries of a mapping; a list holds the one kind of all values of a list or, as
 # [keys, values], of a mapping.
@@ -25,6 +25,9 @@ STATE = {
         "keys": Tensor,
         "generator": (Tensor, NoneType),
     },
+}
+
+SCHEDULE = {
     "groups": [str, [str]],
     "chosen": ([str], NoneType),
     "step": int,
@@ -44,13 +47,33 @@ STATE = {
     },
     "detector": ({"recent": [[float]], "highest": [float]}, NoneType),
 }
+UPKEEP = {
+    "step": int,
+    "trained": int,
+    "repairs": int,
+    "undone": int,
+    "shifts": [int],
+    "held": int,
+    "resting": [str],
+    "anchor": SNAPSHOT,
+    "budget": float,
+    "tuner": {"rate": ([(str, float)], NoneType), "repairs": int, "steps": int, "measured": int},
+}
+KINDS = {"schedule": SCHEDULE, "upkeep": UPKEEP}
 
 
-def check_state(state: Mapping[str, Any], processes: Processes, distill: float) -> None:
-    """Raise ``ValueError`` if the state has another format, wrong types, or belongs to another process or setting."""
+def check_state(state: Mapping[str, Any], kind: str, processes: Processes, distill: float) -> None:
+    """Raise ``ValueError`` if the state has another format, wrong types, or belongs to another process or setting.
+
+    ``kind`` is "schedule" or "upkeep".
+    """
     if state.get("format") != FORMAT:
         raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
-    _check(state, STATE)
+    other = next(name for name in KINDS if name != kind)
+    if other in state and kind not in state:
+        ways = {"schedule": "on the paper's schedule (every, steps, lr, threshold)", "upkeep": "within a budget"}
+        raise ValueError(f"the state is of an FPF that repairs {ways[other]}; this one repairs {ways[kind]}")
+    _check(state, STATE | {kind: KINDS[kind]})
     rank, count = state["processes"]
     if (rank, count) != (processes.rank, processes.count):
         raise ValueError(

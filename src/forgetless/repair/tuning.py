@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, TypeVar, final
 
 from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuning, NonFiniteError
@@ -25,6 +25,8 @@ FACTOR = 3.0  # between neighbouring rates
 ENOUGH = 0.9  # the search takes the smallest rate with this share of the best trial's improvement
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
+
+T = TypeVar("T")
 
 
 class Rate(NamedTuple):
@@ -49,6 +51,16 @@ class Bench(NamedTuple):
 
     begin: Callable[[Collection[str], Descent], Finetuning]
     measure: Callable[[], Score]
+
+
+def drain(work: Generator[Any, None, T]) -> T:
+    """Run a generator to its end and return its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 @final
@@ -110,9 +122,19 @@ class Tuner:
                 rate = Rate(rate.optimizer, rate.lr / 2)
         return Outcome(before, best, undone, tuple(losses))
 
+    def fresh(self) -> Tuner:
+        """Return a tuner that has not searched yet."""
+        return Tuner(self._batch, self._distill)
+
+    def add_cost(self, other: Tuner) -> None:
+        """Count the work of another tuner as this one's."""
+        self.steps += other.steps
+        self.measured += other.measured
+
     def state_dict(self) -> dict[str, Any]:
         """Return what later repairs depend on."""
-        return {"rate": self.rate, "repairs": self.repairs, "steps": self.steps, "measured": self.measured}
+        rate = None if self.rate is None else list(self.rate)
+        return {"rate": rate, "repairs": self.repairs, "steps": self.steps, "measured": self.measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from forgetless.config.extras import load_extra
 from forgetless.experiments.record import Record
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import THRESHOLDS
 from forgetless.reports.glossary import term
 from forgetless.reports.rows import Row, best_rows, by_stream, family, grouped, pareto_front, profile_row, table_rows
 from forgetless.training.metrics import MeanStd
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-THRESHOLDS = {"FPF": Finetune().threshold, "k-FPF": Finetune.k_fpf().threshold}  # of S_g, by default
 RED = "#e11d48"
 COLOURS = {  # of each family (see ``rows.family``), in three shades; page.html has the same colours
     "alone": ("#6b7280", "#374151", "#9ca3af"),

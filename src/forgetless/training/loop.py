@@ -285,9 +285,9 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
         random_state, flops, finetuned = engine.state_dict(), learner.flops.copy(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
-            tuning = run.repair.tuning_state()
+            upkeep = run.repair.upkeep_state()
             yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1, final=True)
-            run.repair.load_tuning_state(tuning)
+            run.repair.load_upkeep_state(upkeep)
         accuracies = evaluate(learner, method, run.stream)
         run.network.load_state_dict(weights)
         if gathered is not None:

@@ -10,13 +10,14 @@ from forgetless.compute.flops import training_flops
 from forgetless.methods.learner import Learner
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.objective import Objective
 from forgetless.repair.groups import float_tensors
-from forgetless.repair.repairer import FIRST, Repairer
+from forgetless.repair.objective import Objective
+from forgetless.repair.repairer import Repairer
 from forgetless.repair.restoring import draw_seed
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Row
 from forgetless.repair.tuning import Outcome
+from forgetless.repair.upkeep import Upkeep
 from forgetless.training.events import Event, Repaired, Stepped, Waiting
 
 PROGRESS = 10  # steps between two events of progress; runs that share a GPU take turns at them
@@ -37,8 +38,11 @@ class Repair:
         self._settings = settings or Finetune()
         augment = learner.augmenting(self._settings.pad)
         objective = Objective(augment, forward=learner.engine.forward, prepare=learner.plain)
-        self._repairer = Repairer(network, self._settings, objective, epochs=EARLY, keep=None)
-        self.selection, self.tracker = self._repairer.selection, self._repairer.tracker
+        schedule = self._settings if self._settings.budget is None else Finetune(groups=self._settings.groups)
+        self._repairer = Repairer(network, schedule, objective, epochs=EARLY, keep=None)  # tracks with a budget, too
+        self._upkeep = None if self._settings.budget is None else Upkeep(network, self._settings, objective)
+        self.tracker = self._repairer.tracker
+        self.selection = self._repairer.selection if self._upkeep is None else self._upkeep.selection
         self._run: Finetuning | None = None  # the finetuning under way, of these groups
         self._groups: tuple[str, ...] = ()
         self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
@@ -46,10 +50,10 @@ class Repair:
 
     def due(self, step: int, examples: int, stored: int) -> bool:
         """Count the examples of a training step, and return whether a repair follows it."""
-        if self._settings.budget is None:
+        if self._upkeep is None:
             return self._settings.due(step) and stored > 0
-        self._repairer.trained += examples
-        return stored >= min(FIRST, self._learner.buffer.capacity) and self._repairer.affords_repair()
+        self._upkeep.trained += examples
+        return self._upkeep.affords_repair() and self._upkeep.ready(self._learner.buffer)
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(self.tracker.by_tensor(row))
@@ -65,8 +69,8 @@ class Repair:
     def run(self, step: int, task: int, epoch: int, *, final: bool) -> Generator[Event, None, Repaired | None]:
         """Finetune the chosen groups, if any; yield progress and return the event."""
         learner = self._learner
-        if self.tuned:
-            return (yield from self._tune(Stepped(step, task, epoch), final))
+        if self._upkeep is not None:
+            return (yield from self._repair_within_budget(self._upkeep, Stepped(step, task, epoch), final))
         if self._run is None:
             groups = self._repairer.choose().movable
             if not groups:
@@ -88,7 +92,7 @@ class Repair:
 
     def count(self, done: Repaired) -> None:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
-        learner, tuner = self._learner, self._repairer.tuner
+        learner = self._learner
         chosen = unfrozen(self._network, self.selection.names(done.groups))
         size = min(self._settings.batch, len(learner.buffer))
         key = ("finetune", chosen, size)
@@ -96,17 +100,18 @@ class Repair:
             with only(self._network, chosen):
                 learner.costs[key] = training_flops(self._network, learner.zero_inputs(size))
         steps = self._settings.steps or 0
-        if tuner is not None:
+        if self._upkeep is not None:
+            tuner = self._upkeep.tuner
             steps, measured = tuner.steps - self._counted[0], tuner.measured - self._counted[1]
-            learner.spend("finetune", measured * self._repairer.held_out)
             self._counted = (tuner.steps, tuner.measured)
+            learner.spend("finetune", measured * self._upkeep.held_out)
         learner.flops["finetune"] += steps * learner.costs[key]
         self._repairer.accept(done.groups, self._moved)
 
     @property
     def tuned(self) -> bool:
         """Whether repairs tune themselves within a budget. Such a repair cannot be resumed in its middle."""
-        return self._repairer.tuner is not None
+        return self._upkeep is not None
 
     @property
     def under_way(self) -> bool:
@@ -121,30 +126,26 @@ class Repair:
         if state is not None:
             self._begin(tuple(state["chosen"])).load_state_dict(state)
 
-    def tuning_state(self) -> dict[str, Any] | None:
-        """Return what self-tuning repairs have found and spent so far."""
-        repairer = self._repairer
-        if repairer.tuner is None:
+    def upkeep_state(self) -> dict[str, Any] | None:
+        """Return what repairs within a budget have found and spent so far."""
+        if self._upkeep is None:
             return None
-        spent = {"trained": repairer.trained, "held_out": repairer.held_out, "counted": list(self._counted)}
-        return {**spent, **repairer.tuner.state_dict()}
+        return {"counted": list(self._counted), **self._upkeep.state_dict()}
 
-    def load_tuning_state(self, state: Mapping[str, Any] | None) -> None:
-        """Resume from what ``tuning_state`` returned."""
-        repairer = self._repairer
-        if state is None or repairer.tuner is None:
-            return
-        repairer.trained, repairer.held_out = state["trained"], state["held_out"]
-        self._counted = tuple(state["counted"])
-        repairer.tuner.load_state_dict(state)
+    def load_upkeep_state(self, state: Mapping[str, Any] | None) -> None:
+        """Resume from what ``upkeep_state`` returned."""
+        if self._upkeep is not None and state is not None:
+            steps, measured = state["counted"]
+            self._counted = (steps, measured)
+            self._upkeep.load_state_dict(state)
 
-    def _tune(self, progress: Stepped, final: bool) -> Generator[Event, None, Repaired | None]:
-        """Repair within the budget."""
+    def _repair_within_budget(
+        self, upkeep: Upkeep, progress: Stepped, final: bool
+    ) -> Generator[Event, None, Repaired | None]:
         learner, tensors = self._learner, float_tensors(self._network)
-        choice = self._repairer.choose()
         learner.engine.seed(draw_seed(self._generator))
-        before = {name: tensors[name].detach().clone() for name in choice.names}
-        work = self._repairer.tune(choice.names, learner.buffer, self._generator, learner.engine, final=final)
+        before = {name: tensors[name].detach().clone() for name in upkeep.names()}
+        work = upkeep.repair(learner.buffer, self._generator, learner.engine, at_end=final)
         while True:
             try:
                 next(work)
@@ -154,7 +155,8 @@ class Repair:
             yield Waiting() if learner.engine.will_wait() else progress
         self._moved = {name: tensors[name].detach() - value for name, value in before.items()}
         learner.finetuned = True
-        return Repaired(progress.step, choice.movable, done.before.loss, done.after.loss)
+        groups = upkeep.selection.movable(upkeep.selection.choice({}))
+        return Repaired(progress.step, groups, done.before.loss, done.after.loss)
 
     def _begin(self, groups: tuple[str, ...]) -> Finetuning:
         names, learner = self.selection.names(groups), self._learner

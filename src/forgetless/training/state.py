@@ -190,7 +190,7 @@ class RunState:
             "finetuned": learner.finetuned,
             "feed": None if self.loader is None else self.loader.state_dict(),
             "finetuning": repair.state_dict(),
-            "tuning": repair.tuning_state(),
+            "upkeep": repair.upkeep_state(),
             "waits": copied(self.pending),
             "finishing": self.finishing,
             "before": measured.before_finetuning,
@@ -226,7 +226,7 @@ class RunState:
         if state["feed"] is not None:
             self.load_task().load_state_dict(state["feed"])
         self.repair.load_state_dict(state["finetuning"])
-        self.repair.load_tuning_state(state["tuning"])
+        self.repair.load_upkeep_state(state["upkeep"])
         if state["waits"] is not None:
             self.pending = {name: rows.to(self.engine.device) for name, rows in state["waits"].items()}
         self.learner.flops = Counter(state["ledger"])

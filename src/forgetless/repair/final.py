@@ -1,0 +1,174 @@
+"""Repair a network as well as its examples allow: all groups, then only those that forget, if that is as good.
+
+``FPF.finish`` and ``forgetless.repair`` end in this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from statistics import mean
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from forgetless.compute.distributed import Processes
+from forgetless.compute.modules import unwrap
+from forgetless.repair.buffer import Buffer
+from forgetless.repair.descent import sharing
+from forgetless.repair.displacement import displacement_scores, highest
+from forgetless.repair.finetune import Finetuning
+from forgetless.repair.held_out import BATCH, evaluating, measure
+from forgetless.repair.objective import Objective
+from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
+from forgetless.repair.restoring import Restorer, untouched_randomness
+from forgetless.repair.selection import Selection
+from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
+
+ENOUGH = 0.99  # fewer groups are kept if they take back this share of the loss that repairing all takes back
+
+
+def repair_fully(
+    model: nn.Module,
+    buffer: Buffer,
+    objective: Objective,
+    selection: Selection,
+    *,
+    before: Mapping[str, Tensor] | None,
+    limit: int,
+    tuner: Tuner,
+    generator: torch.Generator,
+    processes: Processes | None = None,
+) -> Report:
+    """Repair the selected groups until the loss on the held-out examples stops falling, and return a report.
+
+    With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
+    the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
+    held-out loss as much. ``limit`` bounds the steps of each repair.
+    """
+    started = time.monotonic()
+    network = unwrap(model)
+    chosen = selection.movable(selection.choice({}))
+    by_group = {group: selection.names([group]) for group in chosen}
+    with untouched_randomness(generator):
+        correct = correct_by_class(network, buffer, objective)
+        scores: dict[str, float | None] = {}
+        if before is not None:
+            scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
+        few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
+        work = _Work(model, buffer, objective, limit, tuner, generator, processes)
+        best = work.repair(by_group, few)
+        correct_after = correct_by_class(network, buffer, objective)
+    return Report(
+        loss_before=best.outcome.before.loss,
+        loss_after=best.outcome.after.loss,
+        accuracy_before=best.outcome.before.accuracy,
+        accuracy_after=best.outcome.after.accuracy,
+        held_out=best.outcome.before.examples,
+        groups=_report_groups(network, selection, scores, best.groups),
+        names=tuple(name for group in best.groups for name in by_group[group]),
+        classes=tuple(
+            ClassAccuracy(label, len(hits), mean(hits), mean(correct_after[label])) for label, hits in correct.items()
+        ),
+        examples=len(buffer),
+        optimizer=best.rate.optimizer,
+        lr=best.rate.lr,
+        steps=len(best.outcome.losses),
+        tried=work.steps,
+        seconds=time.monotonic() - started,
+    )
+
+
+class _Repaired(NamedTuple):
+    """A repair of some groups, and the rate that its trials found."""
+
+    groups: tuple[str, ...]
+    outcome: Outcome
+    rate: Rate
+
+    @property
+    def gain(self) -> float:
+        """By how much the repair lowered the held-out loss."""
+        return self.outcome.before.loss - self.outcome.after.loss
+
+
+@final
+class _Work:
+    """Repairs of one network on one buffer; ``steps`` counts the steps of all of them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        buffer: Buffer,
+        objective: Objective,
+        limit: int,
+        tuner: Tuner,
+        generator: torch.Generator,
+        processes: Processes | None,
+    ) -> None:
+        self._network, self._limit, self._tuner = unwrap(model), limit, tuner
+        self._bench = Bench(
+            lambda names, descent: Finetuning(
+                model, buffer, names, sharing(descent, processes), objective, generator, processes=processes
+            ),
+            lambda: measure(model, buffer, objective, processes=processes),
+        )
+        self.steps = 0
+
+    def repair(self, groups: Mapping[str, Collection[str]], few: tuple[str, ...]) -> _Repaired:
+        """Repair all groups, then only ``few`` from the same start, and keep the latter if it is as good."""
+        names = [name for members in groups.values() for name in members]
+        start = Restorer(self._network, names)
+        try:
+            every = self._tune(groups, tuple(groups), self._tuner)
+            if not 0 < len(few) < len(groups):
+                return every
+            end = Restorer(self._network, names)
+            start.restore()
+            fewer = self._tune(groups, few, self._tuner.fresh())
+            if fewer.gain >= ENOUGH * every.gain:
+                return fewer
+            end.restore()
+            return every
+        except BaseException:  # Ctrl-C too
+            start.restore()
+            raise
+
+    def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], tuner: Tuner) -> _Repaired:
+        earlier = tuner.steps
+        outcome = drain(tuner.repair(self._bench, [name for group in chosen for name in groups[group]], self._limit))
+        self.steps += tuner.steps - earlier
+        if tuner is not self._tuner:
+            self._tuner.add_cost(tuner)
+        assert tuner.rate is not None
+        return _Repaired(chosen, outcome, tuner.rate)
+
+
+def _report_groups(
+    network: nn.Module, selection: Selection, scores: Mapping[str, float | None], repaired: Collection[str]
+) -> tuple[RepairedGroup, ...]:
+    """Return the groups of the report; frozen ones have no parameters there."""
+    counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    sizes = {group: sum(counts.get(name, 0) for name in names) for group, names in selection.grouping.items()}
+    total = sum(counts.values())
+    return tuple(
+        RepairedGroup(group, scores.get(group), size, size / total, group in repaired) for group, size in sizes.items()
+    )
+
+
+@torch.no_grad()
+def correct_by_class(network: nn.Module, buffer: Buffer, objective: Objective) -> dict[int, list[float]]:
+    """Return 1.0 or 0.0 for each held-out example of each class: whether it is predicted; empty without classes."""
+    rows = buffer.held_out()
+    if objective.loss is not None or "y" not in rows or rows["y"].ndim != 1 or rows["y"].is_floating_point():
+        return {}
+    device = next(network.parameters()).device
+    correct: dict[int, list[float]] = {}
+    with evaluating(network):
+        for start in range(0, len(rows["y"]), BATCH):
+            part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
+            logits = objective.output(network, objective.plain_inputs(part), part)
+            for label, hit in zip(part["y"].tolist(), (logits.argmax(1) == part["y"]).float().tolist(), strict=True):
+                correct.setdefault(label, []).append(hit)
+    return dict(sorted(correct.items()))

@@ -1,0 +1,211 @@
+"""Repair within a budget: short repairs during training, and a thorough one at the end.
+
+The budget is the number of examples that repairs may use per training example. Repairs during training leave a reserve
+for the end. What a repair does is in ``tuning``; the one at the end is in ``final``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import replace
+from typing import Any, final
+from warnings import warn
+
+import torch
+from torch import Tensor, nn
+
+from forgetless.compute.distributed import Processes
+from forgetless.compute.engine import Engine
+from forgetless.compute.modules import unwrap
+from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.repair.descent import sharing
+from forgetless.repair.final import repair_fully
+from forgetless.repair.finetune import Finetuning
+from forgetless.repair.freezing import resting
+from forgetless.repair.held_out import measure
+from forgetless.repair.objective import Objective
+from forgetless.repair.profile import Profile
+from forgetless.repair.report import Report
+from forgetless.repair.restoring import untouched_randomness
+from forgetless.repair.selection import Selection
+from forgetless.repair.settings import Finetune
+from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner, drain
+
+RESERVE = 200  # steps for the end that repairs during training leave over, but at most half of the budget
+LEAST = 100  # steps that the repair at the end may take even if less of the budget is left
+FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
+
+
+@final
+class Upkeep:
+    """The repairs of one network within a budget."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Finetune,
+        objective: Objective,
+        grouping: Mapping[str, Collection[str]] | None = None,
+        head: str | None = None,
+    ) -> None:
+        assert settings.budget is not None
+        self.model, self.settings, self.objective = model, settings, objective
+        self._network, self._budget = unwrap(model), settings.budget
+        self._grouping, self._head = grouping, head
+        self.selection = Selection(self._network, settings, grouping, head)
+        self._shapes = self._present_shapes()
+        self.tuner = Tuner(settings.batch, settings.distill)
+        self.step = 0
+        self.trained = 0  # examples of the training so far
+        self.repairs = 0
+        self.undone = 0  # repairs that were undone
+        self.shifts: list[int] = []  # the steps after which the data shifted, as announced
+        self.last: Report | None = None
+        self._held = 0  # examples of the buffer at the last repair
+        self._anchor: dict[str, Tensor] = {}  # the weights after the last repair
+        self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
+
+    def start(self) -> None:
+        """Measure displacements from the present weights."""
+        self._anchor = {name: parameter.detach().clone() for name, parameter in self._network.named_parameters()}
+
+    def advance(self, examples: int) -> bool:
+        """Count a training step, and return whether the budget allows a repair after it."""
+        self.step += 1
+        self.trained += examples
+        due = self.affords_repair()
+        if self._network.training and (due or self.step == 1):
+            self._resting = resting(self._network)
+        return due
+
+    def boundary(self) -> None:
+        """Note that the data shifts here."""
+        self.shifts.append(self.step)
+
+    def affords_repair(self) -> bool:
+        """Return whether the budget allows a repair during training now."""
+        earned, batch = self._budget * self.trained, self.settings.batch
+        return self.settings.spread and earned - min(earned / 2, RESERVE * batch) >= self.spent + CHUNK * batch
+
+    @property
+    def spent(self) -> float:
+        """The number of training examples that cost as much as all repairs so far.
+
+        An example that is only measured counts as a third, since it has no backward pass.
+        """
+        return self.tuner.steps * self.settings.batch + self.tuner.measured * self.held_out / 3
+
+    @property
+    def held_out(self) -> int:
+        """The number of held-out examples at the last repair."""
+        return -(-self._held // HELD_OUT)
+
+    @property
+    def finetunings(self) -> int:
+        """The number of repairs."""
+        return self.repairs
+
+    @property
+    def cost(self) -> float:
+        """The cost of all repairs so far as a share of the training's."""
+        return self.spent / self.trained if self.trained else 0.0
+
+    def ready(self, buffer: Buffer) -> bool:
+        """Return whether the buffer holds enough for a repair during training."""
+        return len(buffer) >= min(FIRST, buffer.capacity)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the tensors that a repair during training moves: all selected ones that are not frozen now."""
+        self._follow_growth()
+        names = self.selection.names(self.selection.movable(self.selection.choice({})))
+        if not self._network.training:  # being tested: its modes say nothing about training
+            names = [name for name in names if name not in self._resting]
+        return tuple(names)
+
+    def repair(
+        self,
+        buffer: Buffer,
+        generator: torch.Generator,
+        engine: Engine | None = None,
+        processes: Processes | None = None,
+        *,
+        at_end: bool = False,
+    ) -> Generator[None, None, Outcome]:
+        """Repair all selected groups: shortly, or ``at_end`` until the held-out loss stops falling."""
+        self._held = len(buffer)
+
+        def begin(names: Collection[str], descent: Any) -> Finetuning:
+            part = sharing(descent, processes)
+            return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
+
+        bench = Bench(begin, lambda: measure(self.model, buffer, self.objective, engine, processes))
+        done = yield from self.tuner.repair(bench, self.names(), self.limit() if at_end else None)
+        self.repairs += 1
+        self.undone += not done.losses
+        return done
+
+    def repair_shortly(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Outcome:
+        """Repair during training, and leave the user's random states as they are."""
+        with untouched_randomness(generator):
+            done = drain(self.repair(buffer, generator, processes=processes))
+        self.start()
+        return done
+
+    def finish(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Report:
+        """Repair at the end, and return a report."""
+        self._follow_growth()
+        self._held = len(buffer)
+        report = repair_fully(
+            self.model, buffer, self.objective, self.selection, before=self._anchor, limit=self.limit(),
+            tuner=self.tuner, generator=generator, processes=processes,
+        )  # fmt: skip
+        self.last = replace(report, cost=self.cost)
+        self.repairs += 1
+        self.undone += not self.last.steps
+        self.start()
+        return self.last
+
+    def limit(self) -> int:
+        """Return the number of steps that the repair at the end may take."""
+        return max(LEAST, int((self._budget * self.trained - self.spent) / self.settings.batch))
+
+    def profile(self) -> Profile:
+        """Return the groups, their scores at the last ``finish``, and what all repairs did and cost."""
+        scores = {} if self.last is None else {group.name: group.score for group in self.last.groups}
+        chosen = self.selection.choice({}) if self.last is None else self.last.repaired
+        note = f"{self.repairs} repairs, {self.undone} of them undone; they cost {self.cost:.2f} × the training"
+        return self.selection.describe(scores, chosen, note=note)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that later steps depend on, besides the network and the buffer."""
+        return {
+            "step": self.step,
+            "trained": self.trained,
+            "repairs": self.repairs,
+            "undone": self.undone,
+            "shifts": list(self.shifts),
+            "held": self._held,
+            "resting": sorted(self._resting),
+            "anchor": {name: tensor.clone() for name, tensor in self._anchor.items()},
+            "budget": self._budget,
+            "tuner": self.tuner.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume from ``state``. The network may have grown since, and the budget may be another."""
+        self.tuner.load_state_dict(state["tuner"])
+        self.step, self.trained = state["step"], state["trained"]
+        self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
+        self.shifts, self._resting = list(state["shifts"]), set(state["resting"])
+        self._anchor = dict(state["anchor"])
+        if state["budget"] != self._budget:
+            warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)
+
+    def _present_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(parameter.shape) for name, parameter in self._network.named_parameters()}
+
+    def _follow_growth(self) -> None:
+        """Select again if layers were added or replaced since."""
+        if (shapes := self._present_shapes()) != self._shapes:
+            self._shapes = shapes
+            self.selection = Selection(self._network, self.settings, self._grouping, self._head)
