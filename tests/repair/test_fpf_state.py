@@ -49,44 +49,65 @@ def test_a_restored_run_resumes_bit_for_bit(tmp_path, device, policy):
             assert torch.equal(tensor, again.state_dict()[name]), f"{name} differs after a stop at {stop}"
 
 
-def test_a_state_that_does_not_fit_changes_nothing():
+@pytest.mark.parametrize(
+    ("settings", "policy"), [({"steps": 5}, "reservoir"), ({}, "distinct")], ids=["schedule", "budget"]
+)
+def test_a_state_that_does_not_fit_changes_nothing(settings, policy):
     model, shape = make("mlp")
-    fpf = FPF(model, 64)
+    fpf = FPF(model, 64, **settings)
     fpf.observe(*next(shifting(shape)))
     state = fpf.state_dict()
     for other, match in (
         (
-            FPF(networks.mlp(10, 16), 64, policy="balanced"),
-            "the state has policy .reservoir.; this buffer has .balanced.",
+            FPF(networks.mlp(10, 16), 64, policy="balanced", **settings),
+            f"the state has policy '{policy}'; this buffer has 'balanced'",
         ),
-        (FPF(networks.mlp(10, 16, hidden=(9,)), 64), "other groups of parameters"),
-        (FPF(networks.mlp(10, 17), 64), "saved from another network"),
+        (FPF(networks.mlp(10, 16), 64, **({} if settings else {"steps": 5})), "the state is of an FPF that repairs "),
     ):
         with pytest.raises(ValueError, match=match):
             other.load_state_dict(state)
         assert len(other.buffer) == 0
-    with pytest.raises(ValueError, match=r"the state has format 99; this version of forgetless reads 1"):
+    with pytest.raises(ValueError, match=r"the state has format 99; this version of forgetless reads 2"):
         fpf.load_state_dict({**state, "format": 99})
+
+
+def test_a_scheduled_state_of_another_network_is_refused():
+    state = FPF(networks.mlp(10, 16), 64, steps=5).state_dict()
+    with pytest.raises(ValueError, match="other groups of parameters"):
+        FPF(networks.mlp(10, 16, hidden=(9,)), 64, steps=5).load_state_dict(state)
+    with pytest.raises(ValueError, match="saved from another network"):
+        FPF(networks.mlp(10, 17), 64, steps=5).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("path", "value", "match"),
     [
-        ("step", "3", "entry step has type str; it must be int"),
+        ("schedule.step", "3", r"entry schedule\.step has type str; it must be int"),
         ("generator", "x", "entry generator has type str; it must be Tensor"),
-        ("chosen", "fc1", "entry chosen has type str; it must be list or None"),
-        ("shifts", [1, "2"], r"entry shifts\.1 has type str; it must be int"),
+        ("schedule.chosen", "fc1", r"entry schedule\.chosen has type str; it must be list or None"),
+        ("schedule.shifts", [1, "2"], r"entry schedule\.shifts\.1 has type str; it must be int"),
         ("buffer.seen", None, r"entry buffer\.seen has type NoneType; it must be int"),
         ("buffer.columns.x", [1.0], r"entry buffer\.columns\.x has type list; it must be Tensor"),
         ("buffer.generator", 3, r"entry buffer\.generator has type int; it must be Tensor or None"),
-        ("tracker.last", {"fc1.weight": 0.5}, r"entry tracker\.last\.fc1\.weight has type float; it must be Tensor"),
-        ("tracker.between_tasks", [[1, 1, "x"]], r"between_tasks\.0\.2 has type str; it must be int or Tensor"),
-        ("detector.highest", ["x"], r"entry detector\.highest\.0 has type str; it must be float"),
+        (
+            "schedule.tracker.last",
+            {"fc1.weight": 0.5},
+            r"tracker\.last\.fc1\.weight has type float; it must be Tensor",
+        ),
+        (
+            "schedule.tracker.between_tasks",
+            [[1, 1, "x"]],
+            r"between_tasks\.0\.2 has type str; it must be int or Tensor",
+        ),
+        ("schedule.detector.highest", ["x"], r"detector\.highest\.0 has type str; it must be float"),
+        ("upkeep.step", "3", r"entry upkeep\.step has type str; it must be int"),
+        ("upkeep.anchor", {"fc1.weight": 0.5}, r"anchor\.fc1\.weight has type float; it must be Tensor"),
+        ("upkeep.tuner.rate", "adam", r"entry upkeep\.tuner\.rate has type str; it must be list or None"),
     ],
 )
 def test_a_wrong_type_in_a_state_is_named(path, value, match):
     model, shape = make("mlp")
-    fpf = FPF(model, 64)
+    fpf = FPF(model, 64, **({} if path.startswith("upkeep") else {"steps": 5}))
     fpf.observe(*next(shifting(shape)))
     state = fpf.state_dict()
     fpf.load_state_dict(state)
@@ -147,10 +168,10 @@ def test_other_settings_than_the_states_warn():
 
 def test_a_state_does_not_switch_detection():
     model, shape = make("mlp")
-    searching, announced = FPF(model), FPF(model)
+    searching, announced = FPF(model, steps=5), FPF(model, steps=5)
     announced.observe(*next(shifting(shape)))
     announced.boundary()
-    still = FPF(model, detect=False)
+    still = FPF(model, steps=5, detect=False)
     with pytest.warns(UserWarning, match="saved with detect True; this FPF has detect False"):
         still.load_state_dict(searching.state_dict())
     assert still._repairer._detector is None
@@ -181,5 +202,5 @@ def test_numpy_numbers_are_settings_and_the_state_is_plain(tmp_path):
         fpf.observe(x, y, model(x))
     torch.save(fpf.state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
-    assert state["settings"]["lr"] == 0.5
+    assert state["schedule"]["settings"]["lr"] == 0.5
     FPF(model, 64, 10, 2, 0.5, 0.25, batch=8, window=5, seed=3, threshold=0.5).load_state_dict(state)
