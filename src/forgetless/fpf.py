@@ -235,19 +235,19 @@ class FPF:
         """Repair once more, at the end of the stream. Training may continue afterwards, and finish again.
 
         Returns:
-            A report of what the repair did and cost. On the paper's schedule, what the finetuning did, or None, with a
-            warning, if no group was chosen.
+            A report of what the repair did and cost; on the paper's schedule, what the finetuning did. None, with a
+            warning, if everything is frozen, or if the schedule chose no group.
         """
         if lack := self._lack():
             raise ValueError(lack)
         buffer = with_labels(self.buffer)
         if isinstance(self._repairer, Upkeep):
-            done: Report | Finetuned | None = self._repairer.finish(buffer, self._generator, self.processes)
+            done: Report | Finetuned | None = self._repairer.finish(buffer, self._generator)
         else:
             self._repairer.mark_short_task()
             done = self._repairer.finetune(buffer, self._generator, self.processes)
-            if done is None:
-                warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
+        if done is None:
+            warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
         self.buffer.period += 1
         return done
 
@@ -302,6 +302,8 @@ class FPF:
         self.processes = Processes(self._group)
         if isinstance(self._repairer, Repairer):
             self._repairer.tracker.agree = self.processes.mean
+        else:
+            self._repairer.processes = self.processes
         self.processes.share(self.settings.batch, "batch")  # raises an error if there are more processes
         device = self._device or self._home
         seed = self._memory.seed + 1_000_003 * self.processes.rank
@@ -316,9 +318,11 @@ class FPF:
             buffer = with_labels(self.buffer)
             if isinstance(self._repairer, Repairer):
                 done = self._repairer.finetune(buffer, self._generator, self.processes)
-                lack = self._repairer.why_not() if done is None else ""
-            elif all(self.processes.gather(self._repairer.ready(buffer))):
-                done = self._repairer.repair_shortly(buffer, self._generator, self.processes)
+            elif all(self.processes.gather(self._repairer.ready(self.buffer) and self._repairer.ready(buffer))):
+                done = self._repairer.repair_shortly(buffer, self._generator)
+            else:
+                return None
+            lack = self._repairer.why_not() if done is None else ""
         if lack and not self._warned and self.step > 1:
             self._warned = True
             warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {lack}", stacklevel=3)
