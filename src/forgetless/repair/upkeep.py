@@ -58,7 +58,7 @@ class Upkeep:
         self.selection = Selection(self._network, settings, grouping, head)
         self._shapes = self._present_shapes()
         self.tuner = Tuner(settings.batch, settings.distill)
-        self.processes = Processes()
+        self._processes = Processes()
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
         self._uncounted = 0  # examples of this process since then
@@ -74,6 +74,10 @@ class Upkeep:
         """Measure displacements from the present weights."""
         self._anchor = {name: tensor.detach().clone() for name, tensor in float_tensors(self._network).items()}
 
+    def join(self, processes: Processes) -> None:
+        """Repair together with these processes."""
+        self._processes = processes
+
     def advance(self, examples: int) -> bool:
         """Count a training step, and return whether the budget allows a repair after it.
 
@@ -81,7 +85,7 @@ class Upkeep:
         """
         self.step += 1
         self._uncounted += examples
-        agreed = self.processes.count == 1 or self.step % CHUNK == 0
+        agreed = self._processes.count == 1 or self.step % CHUNK == 0
         if agreed:
             self._count()
         due = agreed and self.affords_repair()
@@ -144,7 +148,7 @@ class Upkeep:
         at_end: bool = False,
     ) -> Generator[None, None, Outcome]:
         """Repair all selected groups: shortly, or ``at_end`` until the held-out loss stops falling."""
-        processes = self.processes
+        processes = self._processes
         self._held = sum(processes.gather(len(buffer)))
 
         def begin(names: Collection[str], descent: Any) -> Finetuning:
@@ -157,7 +161,7 @@ class Upkeep:
         self.undone += not done.losses
         return done
 
-    def repair_shortly(self, buffer: Buffer, generator: torch.Generator) -> Outcome | None:
+    def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | None:
         """Repair during training, unless everything is frozen, and leave the user's random states as they are."""
         if not self._has_work(buffer):
             return None
@@ -171,10 +175,10 @@ class Upkeep:
         self._count()
         if not self._has_work(buffer):
             return None
-        self._held = sum(self.processes.gather(len(buffer)))
+        self._held = sum(self._processes.gather(len(buffer)))
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=self.limit(),
-            tuner=self.tuner, generator=generator, processes=self.processes, still=self._still(),
+            tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
         self.repairs += 1
@@ -185,6 +189,10 @@ class Upkeep:
     def limit(self) -> int:
         """Return the number of steps that the repair at the end may take."""
         return max(LEAST, int((self._budget * self.trained - self.spent) / self.settings.batch))
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return no S_g: repairs within a budget do not need it, so it is not tracked."""
+        return {}
 
     def profile(self) -> Profile:
         """Return the groups, their scores at the last ``finish``, and what all repairs did and cost."""
@@ -224,7 +232,7 @@ class Upkeep:
 
     def _count(self) -> None:
         """Add the examples of all processes to those of the training."""
-        self.trained += sum(self.processes.gather(self._uncounted))
+        self.trained += sum(self._processes.gather(self._uncounted))
         self._uncounted = 0
 
     def _still(self) -> set[str]:
