@@ -111,7 +111,6 @@ class FPF:
     """
 
     buffer: Buffer
-    processes: Processes
     _generator: torch.Generator
 
     def __init__(
@@ -254,10 +253,7 @@ class FPF:
         return self._repairer.profile()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that ``observe`` and ``finish`` depend on besides the network, as tensors and plain data.
-
-        Each of several processes has its own state.
-        """
+        """Return all that this process's later calls depend on besides the network, as tensors and plain data."""
         return {
             "format": FORMAT,
             "processes": [self.processes.rank, self.processes.count],
