@@ -31,8 +31,8 @@ from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner, drain
 
-RESERVE = 200  # steps for the end that repairs during training leave over, but at most half of the budget
-LEAST = 100  # steps that the repair at the end may take even if less of the budget is left
+RESERVE = 300  # steps for the end that repairs during training leave over, but at most three quarters of the budget
+LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 
 
@@ -85,7 +85,7 @@ class Upkeep:
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now."""
         earned, batch = self._budget * self.trained, self.settings.batch
-        return self.settings.spread and earned - min(earned / 2, RESERVE * batch) >= self.spent + CHUNK * batch
+        return self.settings.spread and earned - min(0.75 * earned, RESERVE * batch) >= self.spent + CHUNK * batch
 
     @property
     def spent(self) -> float:
