@@ -51,41 +51,50 @@ SLOW_AUTOCAST = (
 
 @final
 class FPF:
-    """Forgetting Prioritized Finetuning around an existing loop: call ``observe`` after each step, then ``finish``.
+    """Repair a network while it is trained in your own loop: call ``observe`` after each step, then ``finish``.
 
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-        >>> fpf = FPF(model, capacity=32, steps=5, groups=["head"])
-        >>> fpf.observe(torch.rand(8, 4), torch.tensor([0, 1] * 4))
-        >>> fpf.finish().names
-        ('2.weight', '2.bias')
+        >>> fpf = FPF(model, capacity=32)
+        >>> fpf.observe(torch.rand(32, 4), torch.tensor([0, 1] * 16))
+        >>> report = fpf.finish()
+        >>> report.loss_after <= report.loss_before
+        True
 
-    With ``groups="auto"`` nothing is finetuned before a shift of the data was seen, since Eq. 1 compares two tasks. S_g
-    is the mean over all shifts. The groups are chosen at the first finetuning that can choose, and kept. Deviations
-    from the paper are those of ``forgetless.sensitivity`` and ``forgetless.select``, and windows of steps instead of
-    epochs. Parameters that are frozen when the object is made are neither tracked nor finetuned; those frozen later are
-    left out while they are frozen. Use one FPF per network: it would count the finetunings of another as training.
-    Between finetunings ``observe`` costs one write to the buffer and, every ``window`` steps, one copy of the
-    parameters and one GPU-to-CPU sync.
+    By default repairs stay within a ``budget`` and tune themselves: they finetune on seven eighths of the buffer, and
+    the held-out eighth finds the optimizer and the learning rate and judges the result. Short repairs during training
+    are undone if they raised the held-out loss. ``finish`` repairs until that loss stops falling, and keeps to the
+    groups that forget if that is as good as repairing all.
+
+    With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao et
+    al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen, since Eq.
+    1 compares two tasks; S_g is the mean over all shifts. The groups are chosen at the first finetuning that can
+    choose, and kept. Deviations from the paper are those of ``forgetless.sensitivity`` and ``forgetless.select``, and
+    windows of steps instead of epochs.
+
+    Parameters that are frozen when the object is made are not finetuned; those frozen later are left out while they are
+    frozen. Use one FPF per network: it would count the finetunings of another as training.
 
     Args:
         model: Any ``nn.Module``, compiled and wrapped ones included. It returns logits, ``{name: logits}`` for several
             targets, or, with ``loss``, anything.
         capacity: The number of examples the buffer holds.
         every: τ, the training steps between two finetunings (k-FPF). None: only in ``finish()`` (FPF).
-        steps: The steps of one finetuning. Default: 300 without ``every``, 100 with it.
-        lr: The learning rate of a finetuning, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
+        steps: The steps of one scheduled finetuning. Default: 300 without ``every``, 100 with it.
+        lr: Its learning rate, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
         distill: λ of the term λ · MSE(stored logits, logits). 0: k-FPF-CE, above 0: k-FPF-KD.
+        budget: The examples that repairs may use per training example, at most 10. Default: 0.8.
         policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
             "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
+            Default: "distinct", on a schedule "reservoir".
         batch: The number of examples drawn from the buffer per step of a finetuning.
-        groups: "auto" (chosen by sensitivity), "all", or the names of groups.
-        threshold: With "auto", choose the groups with S_g above it. Default: 1 without ``every``, 0.3 with it.
+        groups: "auto" (those that forget), "all", or the names of groups.
+        threshold: With "auto" on a schedule, choose the groups with S_g above it. Default: 1, with ``every`` 0.3.
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
         head: The module of the output layer, where ``forgetless.groups`` cannot recognise it.
-        window: The steps whose changes are compared. Windows replace the paper's epochs.
-        detect: Detect the shifts of the data from the changes of the parameters, until ``boundary()`` announces one.
-            After a finetuning, a shift is detected only if three whole windows lie between them. A restart of the
-            learning rate looks like a shift.
+        window: The steps whose changes are compared. Windows replace the paper's epochs. Default: 20.
+        detect: Detect the shifts of the data from the changes of the parameters, until ``boundary()`` announces one
+            (default on a schedule). After a finetuning, a shift is detected only if three whole windows lie between
+            them. A restart of the learning rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
         loss: ``(output, y) -> loss``, replaces cross-entropy. "model": the model's own loss, ``output.loss`` or
             ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor).
@@ -102,7 +111,6 @@ class FPF:
     """
 
     buffer: Buffer
-    processes: Processes
     _generator: torch.Generator
 
     def __init__(
@@ -131,38 +139,25 @@ class FPF:
         seed: int = Memory.seed,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        schedule: dict[str, Any] = {"every": every, "steps": steps, "lr": lr, "threshold": threshold}
-        schedule |= {"window": window, "detect": detect}
-        scheduled = {name: value for name, value in schedule.items() if value is not None}
-        if scheduled and budget is not None:
-            name, value = next(iter(scheduled.items()))
-            raise ValueError(f"{name} is {value}, but budget is {budget}: a budget replaces the schedule; give one")
+        schedule = {"every": every, "steps": steps, "lr": lr, "threshold": threshold}
+        tracking = {"window": window, "detect": detect}
         names = groups if isinstance(groups, str | None) else tuple(groups)
-        common: dict[str, Any] = {"distill": distill, "batch": batch, "groups": names}
-        tracking = {name: scheduled.pop(name) for name in ("window", "detect") if name in scheduled}
-        self.tracking = Tracking(**tracking)
-        if scheduled or tracking:
-            self.settings = (Finetune if every is None else Finetune.k_fpf)(**scheduled, **common)
-        else:
-            self.settings = Finetune.within(BUDGET if budget is None else budget, **common)
+        self.settings, self.tracking = _resolve(schedule, tracking, budget, distill=distill, batch=batch, groups=names)
         self.objective = Objective(augment, loss, forward, autocast)
         self.model = model
-        policy = policy or ("reservoir" if self.settings.budget is None else "distinct")
+        self._kind = "schedule" if self.settings.budget is None else "upkeep"
+        policy = policy or ("reservoir" if self._kind == "schedule" else "distinct")
         self._memory = Memory(capacity=capacity, policy=policy, seed=seed)
         self._device = None if device is None else find_device(device)
         self._group = process_group
         self._repairer: Repairer | Upkeep
-        if self.settings.budget is None:
-            self._repairer = Repairer(
-                model, self.settings, self.objective, tracking=self.tracking, grouping=grouping, head=head
-            )
-        else:
-            self._repairer = Upkeep(model, self.settings, self.objective, grouping, head)
+        given = (model, self.settings, self.objective, grouping, head)
+        self._repairer = Repairer(*given, tracking=self.tracking) if self._kind == "schedule" else Upkeep(*given)
         self._checks = Checks(model, self.objective, self.settings, self._repairer.selection.tracked)
         self._warned = False  # of a finetuning that was due and could not happen
         self._join()
         self._repairer.start()
-        if autocast == torch.bfloat16 and self._home.type == "cpu" and not has_bf16():
+        if autocast == torch.bfloat16 and _home(model).type == "cpu" and not has_bf16():
             warn(SLOW_AUTOCAST, stacklevel=2)
 
     @property
@@ -184,7 +179,7 @@ class FPF:
         """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
         if self.step:
             return
-        moved = self._device is None and self._home != self.buffer.device
+        moved = self._device is None and _home(self.model) != self.buffer.device
         count = Processes(self._group).count
         if moved or count != self.processes.count:
             held = self.buffer.state_dict()
@@ -235,27 +230,20 @@ class FPF:
         """Repair once more, at the end of the stream. Training may continue afterwards, and finish again.
 
         Returns:
-            A report of what the repair did and cost. On the paper's schedule, what the finetuning did, or None, with a
-            warning, if no group was chosen.
+            A report of what the repair did and cost; on the paper's schedule, what the finetuning did. None, with a
+            warning, if everything is frozen, or if the schedule chose no group.
         """
-        if lack := self._lack():
+        if lack := _lack(self.buffer, self.processes):
             raise ValueError(lack)
-        buffer = with_labels(self.buffer)
-        if isinstance(self._repairer, Upkeep):
-            done: Report | Finetuned | None = self._repairer.finish(buffer, self._generator, self.processes)
-        else:
-            self._repairer.mark_short_task()
-            done = self._repairer.finetune(buffer, self._generator, self.processes)
-            if done is None:
-                warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
+        done: Report | Finetuned | None = self._repairer.finish(with_labels(self.buffer), self._generator)
+        if done is None:
+            warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
         self.buffer.period += 1
         return done
 
     def sensitivities(self) -> dict[str, float]:
         """Return S_g of each group, averaged over all shifts so far; empty before the first, and with a budget."""
-        if isinstance(self._repairer, Upkeep):
-            return {}
-        return self._repairer.selection.scores(self._repairer.tracker.task_changes())
+        return self._repairer.sensitivities()
 
     def profile(self) -> Profile:
         """Return which groups forget and which are repaired; it prints as a table.
@@ -265,10 +253,7 @@ class FPF:
         return self._repairer.profile()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that ``observe`` and ``finish`` depend on besides the network, as tensors and plain data.
-
-        Each of several processes has its own state.
-        """
+        """Return all that this process's later calls depend on besides the network, as tensors and plain data."""
         return {
             "format": FORMAT,
             "processes": [self.processes.rank, self.processes.count],
@@ -289,21 +274,12 @@ class FPF:
         self._checks.tried = False
         self._generator.set_state(state["generator"].cpu())
 
-    @property
-    def _kind(self) -> str:
-        return "schedule" if self.settings.budget is None else "upkeep"
-
-    @property
-    def _home(self) -> torch.device:
-        return next(unwrap(self.model).parameters()).device
-
     def _join(self) -> None:
         """Take this process's part of the buffer and of the batches."""
         self.processes = Processes(self._group)
-        if isinstance(self._repairer, Repairer):
-            self._repairer.tracker.agree = self.processes.mean
+        self._repairer.join(self.processes)
         self.processes.share(self.settings.batch, "batch")  # raises an error if there are more processes
-        device = self._device or self._home
+        device = self._device or _home(self.model)
         seed = self._memory.seed + 1_000_003 * self.processes.rank
         capacity = self.processes.share(self._memory.capacity, "capacity")
         self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
@@ -312,21 +288,41 @@ class FPF:
     def _repair(self) -> Finetuned | Outcome | None:
         """Repair during training, or warn once that there is nothing to repair or to repair it with."""
         done: Finetuned | Outcome | None = None
-        if not (lack := self._lack()):
-            buffer = with_labels(self.buffer)
-            if isinstance(self._repairer, Repairer):
-                done = self._repairer.finetune(buffer, self._generator, self.processes)
-                lack = self._repairer.why_not() if done is None else ""
-            elif all(self.processes.gather(self._repairer.ready(buffer))):
-                done = self._repairer.repair_shortly(buffer, self._generator, self.processes)
+        if not (lack := _lack(self.buffer, self.processes)):
+            buffer, repairer = with_labels(self.buffer), self._repairer
+            if not all(self.processes.gather(repairer.ready(self.buffer) and repairer.ready(buffer))):
+                return None
+            done = repairer.finetune(buffer, self._generator)
+            lack = repairer.why_not() if done is None else ""
         if lack and not self._warned and self.step > 1:
             self._warned = True
             warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {lack}", stacklevel=3)
         return done
 
-    def _lack(self) -> str:
-        """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
-        own = "" if has_labels(self.buffer) else UNLABELLED if len(self.buffer) else EMPTY
-        lacking = {rank: text for rank, text in enumerate(self.processes.gather(own)) if text}
-        where = f" of process {', '.join(map(str, lacking))}" if self.processes.count > 1 else ""
-        return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""
+
+def _home(model: nn.Module) -> torch.device:
+    return next(unwrap(model).parameters()).device
+
+
+def _resolve(
+    schedule: dict[str, Any], tracking: dict[str, Any], budget: float | None, **common: Any
+) -> tuple[Finetune, Tracking]:
+    """Return the settings of the repairs: on a schedule if one of its settings has a value, else within a budget."""
+    given = {name: value for name, value in (schedule | tracking).items() if value is not None}
+    if not given:
+        return Finetune.within(BUDGET if budget is None else budget, **common), Tracking()
+    if budget is not None:
+        name, value = next(iter(given.items()))
+        raise ValueError(f"{name} is {value}, but budget is {budget}: a budget replaces the schedule; give one")
+    make = Finetune.k_fpf if "every" in given else Finetune
+    scheduled = {name: value for name, value in given.items() if name in schedule}
+    tracked = {name: value for name, value in given.items() if name in tracking}
+    return make(**scheduled, **common), Tracking(**tracked)
+
+
+def _lack(buffer: Buffer, processes: Processes) -> str:
+    """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
+    own = "" if has_labels(buffer) else UNLABELLED if len(buffer) else EMPTY
+    lacking = {rank: text for rank, text in enumerate(processes.gather(own)) if text}
+    where = f" of process {', '.join(map(str, lacking))}" if processes.count > 1 else ""
+    return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""

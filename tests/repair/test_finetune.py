@@ -15,6 +15,7 @@ from forgetless import Buffer, NonFiniteError, finetune, networks
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.repair import finetune as finetuning
+from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuning, Schedule
 from forgetless.repair.objective import Objective, call
 from forgetless.repair.restoring import Restorer
@@ -92,7 +93,7 @@ def test_an_engine_finetunes_an_mlp_to_the_same_bits(chosen, distill):
     for model, engine in ((plain, None), (quick, Engine())):
         run = Finetuning(
             model, filled(shape=(3, 2, 2), logits=torch.ones(64, 5)), names,
-            Finetune(steps=4, distill=distill, batch=16),
+            Descent.cosine(Finetune(steps=4, distill=distill, batch=16)),
             Objective(forward=call if engine is None else engine.forward), torch.Generator().manual_seed(2),
             engine=engine,
         )  # fmt: skip
@@ -115,8 +116,9 @@ def test_rates_on_the_device_give_the_same_steps(distill):
     losses = []
     for model in (plain, twin):
         run = Finetuning(
-            model, filled(x, logits=torch.ones(64, 5)), names, Finetune(steps=6, distill=distill, batch=16),
-            Objective(), torch.Generator().manual_seed(2), engine=Engine(),
+            model, filled(x, logits=torch.ones(64, 5)), names,
+            Descent.cosine(Finetune(steps=6, distill=distill, batch=16)), Objective(),
+            torch.Generator().manual_seed(2), engine=Engine(),
         )  # fmt: skip
         if model is twin:
             run._use(Schedule(6, torch.device("cpu")))

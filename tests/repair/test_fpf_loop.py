@@ -224,7 +224,7 @@ def test_a_balanced_buffer_keeps_a_rare_class():
     again = FPF(networks.mlp(3, 4), capacity=12, policy="balanced")
     again.load_state_dict(fpf.state_dict())
     assert torch.equal(again.buffer["y"], fpf.buffer["y"])
-    other = FPF(networks.mlp(3, 4), capacity=12)
+    other = FPF(networks.mlp(3, 4), capacity=12, policy="reservoir")
     with pytest.raises(ValueError, match="the state has policy 'balanced'; this buffer has 'reservoir'"):
         other.load_state_dict(fpf.state_dict())
     assert not len(other.buffer)

@@ -59,7 +59,7 @@ def test_weights_loaded_later_are_no_change():
 
 def test_gradient_accumulation_makes_no_false_shift():
     model, shape = make("mlp")
-    fpf = FPF(model, 64)
+    fpf = FPF(model, 64, detect=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, (x, y) in enumerate(shifting(shape, steps=1000), start=1):
         (F.cross_entropy(model(x), y) / 100).backward()
@@ -84,7 +84,7 @@ def test_unused_heads_hide_no_shift():
             return self.heads[0](self.body(x).relu())
 
     model = Heads()
-    fpf, optimizer = FPF(model, 30), torch.optim.SGD(model.parameters(), lr=0.1)
+    fpf, optimizer = FPF(model, 30, detect=True), torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(400):
         y = torch.randint(2, (16,)) + 2 * (step // 200)
         x = torch.randn(16, 8) + 1.5 * y[:, None]

@@ -3,7 +3,6 @@ import torch
 from loops import shifting
 
 from forgetless import Buffer, Finetune, networks
-from forgetless.compute.distributed import Processes
 from forgetless.repair.objective import Objective
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.settings import Tracking
@@ -83,7 +82,7 @@ def test_a_whole_finetuning_equals_its_parts(model, buffer):
         repairer = Repairer(network, Finetune(steps=4, groups="all"), Objective())
         generator = torch.Generator().manual_seed(3)
         if whole:
-            repairer.finetune(buffer, generator, Processes())
+            repairer.finetune(buffer, generator)
         else:
             torch.randint(2**31, (), generator=generator)  # the seed of dropout and augmentation
             run = repairer.begin(repairer.choose().names, buffer, generator)

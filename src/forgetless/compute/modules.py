@@ -1,5 +1,10 @@
 """Look inside modules: unwrap them, detect compiled and hooked ones, join names."""
 
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
 from torch import nn
 
 
@@ -21,6 +26,12 @@ def compiled(model: nn.Module) -> bool:
         type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
         for module in model.modules()
     )
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Return a context without ``torch.compile``, which would compile again for each set of flags and modes."""
+    # Importing torch._dynamo takes seconds, and without it nothing is compiled.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 def without_reducer(model: nn.Module) -> nn.Module:

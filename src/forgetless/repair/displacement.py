@@ -35,7 +35,7 @@ def displacement_scores(
     }
     device = next(network.parameters()).device
     totals: dict[str, Tensor] = {}
-    with evaluating(network), torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
         for start in range(0, len(buffer), PART):
             rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
             with objective.cast(device):

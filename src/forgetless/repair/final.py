@@ -19,6 +19,7 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
+from forgetless.repair.freezing import movable
 from forgetless.repair.held_out import BATCH, evaluating, measure
 from forgetless.repair.objective import Objective
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
@@ -40,17 +41,20 @@ def repair_fully(
     tuner: Tuner,
     generator: torch.Generator,
     processes: Processes | None = None,
+    still: Collection[str] = (),
 ) -> Report:
     """Repair the selected groups until the loss on the held-out examples stops falling, and return a report.
 
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
     held-out loss as much, provided that ``limit`` leaves at least half as many steps for it as the first repair took.
+    The tensors ``still`` do not move.
     """
     started = time.monotonic()
     network = unwrap(model)
-    chosen = selection.movable(selection.choice({}))
-    by_group = {group: selection.names([group]) for group in chosen}
+    names = {group: movable(network, selection.names([group])) for group in selection.choice({})}
+    moving = {group: [name for name in members if name not in still] for group, members in names.items()}
+    by_group = {group: members for group, members in moving.items() if members}
     with untouched_randomness(generator):
         correct = correct_by_class(network, buffer, objective)
         scores: dict[str, float | None] = {}

@@ -11,7 +11,6 @@ tensors move (with chosen statistics, their counter of batches moves too).
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
-from forgetless.compute.modules import unwrap, without_reducer
+from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Averages, Descent
@@ -153,8 +152,7 @@ class Finetuning:
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            # Uncompiled: torch.compile would recompile for every set of flags and modes. Importing it takes seconds.
-            torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
+            uncompiled(),
             only(self._model, self.names) as parameters,
             nullcontext() if self._engine is None else self._engine.frozen_cast_once(self._network),
         ):
@@ -226,6 +224,8 @@ class Finetuning:
         if self._processes is not None and self._processes.count > 1:
             examples = self._objective.examples(rows, self._descent.distill)
             value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
+        if self._descent.optimizer == "adam":
+            gradients = _dense(parameters, gradients)  # its averages are of the same parameters in every step
         pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if pairs:
@@ -324,7 +324,7 @@ class Schedule:
 
 
 def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return one dense gradient per parameter, zeros where there is none, for the exchange between processes."""
+    """Return one dense gradient per parameter, zeros where there is none."""
     dense = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients or [None] * len(parameters)]
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, dense, strict=True)]
 

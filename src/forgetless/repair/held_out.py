@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
-from forgetless.compute.modules import without_reducer
+from forgetless.compute.modules import uncompiled, without_reducer
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
 
@@ -34,12 +34,18 @@ class Score:
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Put the network into evaluation mode, and restore every module's mode on leaving."""
+    """Put the network into evaluation mode, uncompiled, and restore every module's mode on leaving.
+
+    A user's autocast, around this, forgets the weights it has cast: a repair moves them.
+    """
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
+    torch.clear_autocast_cache()
     try:
-        yield
+        with uncompiled():
+            yield
     finally:
+        torch.clear_autocast_cache()
         for module, mode in modes:
             module.training = mode
 

@@ -50,10 +50,10 @@ class Repairer:
         model: nn.Module,
         settings: Finetune,
         objective: Objective,
-        *,
-        tracking: Tracking = TRACKING,
         grouping: Mapping[str, Collection[str]] | None = None,
         head: str | None = None,
+        *,
+        tracking: Tracking = TRACKING,
         epochs: int = 1,
         keep: int | None = 1000,
     ) -> None:
@@ -62,11 +62,16 @@ class Repairer:
         self.selection = Selection(self._network, settings, grouping, head)
         self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep)
         self._detector = Detector() if tracking.detect else None
+        self._processes: Processes | None = None
         self.step = 0
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced or detected
         self._steps_of_window = 0
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
+
+    def join(self, processes: Processes) -> None:
+        """Measure changes and finetune together with these processes."""
+        self._processes, self.tracker.agree = processes, processes.mean
 
     def advance(self, examples: int = 0) -> bool:
         """Count a training step, end its window if it is full, and return whether a finetuning is due."""
@@ -86,6 +91,14 @@ class Repairer:
     def why_not(self) -> str:
         """Return why nothing can be finetuned, and what to do."""
         return self.selection.why_not(self.tracker.task_changes())
+
+    def ready(self, buffer: Buffer) -> bool:
+        """Return whether the buffer holds enough for a finetuning that is due."""
+        return len(buffer) > 0
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return S_g of each group; empty before the first shift."""
+        return self.selection.scores(self.tracker.task_changes())
 
     def profile(self) -> Profile:
         """Return S_g of each group, and which groups are chosen."""
@@ -121,23 +134,27 @@ class Repairer:
         buffer: Buffer,
         generator: torch.Generator,
         engine: Engine | None = None,
-        processes: Processes | None = None,
     ) -> Finetuning:
         """Return a finetuning of these tensors, before its first step."""
-        descent = sharing(Descent.cosine(self.settings), processes)
-        return Finetuning(self.model, buffer, names, descent, self.objective, generator, engine, processes)
+        descent = sharing(Descent.cosine(self.settings), self._processes)
+        return Finetuning(self.model, buffer, names, descent, self.objective, generator, engine, self._processes)
 
-    def finetune(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Finetuned | None:
+    def finetune(self, buffer: Buffer, generator: torch.Generator) -> Finetuned | None:
         """Finetune the chosen groups, if any, and leave the user's random states as they are."""
         choice = self.choose()
         if not choice.names:
             return None
         with untouched_randomness(generator):
-            run = self.begin(choice.names, buffer, generator, processes=processes)
+            run = self.begin(choice.names, buffer, generator)
             run.advance(run.steps)
             done = run.finish()
         self.accept(choice.groups)
         return done
+
+    def finish(self, buffer: Buffer, generator: torch.Generator) -> Finetuned | None:
+        """Finetune at the end of the stream."""
+        self.mark_short_task()
+        return self.finetune(buffer, generator)
 
     def accept(self, groups: tuple[str, ...], moved: Mapping[str, Tensor] | None = None) -> None:
         """Keep the choice of a finetuning, and leave what it ``moved`` out of the current epoch's changes.

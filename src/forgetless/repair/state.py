@@ -50,6 +50,7 @@ SCHEDULE = {
 UPKEEP = {
     "step": int,
     "trained": int,
+    "uncounted": int,
     "repairs": int,
     "undone": int,
     "shifts": [int],

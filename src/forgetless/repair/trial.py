@@ -1,13 +1,11 @@
 """Try forward pass and loss once, so that inputs that do not fit surface with the first batch, not at a repair."""
 
-import sys
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.modules import unwrap, without_reducer
+from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.repair.freezing import only
 from forgetless.repair.objective import NO_GRADIENT, NO_LABEL, Objective, call, check_arguments, unpack
 from forgetless.repair.restoring import Restorer, untouched_randomness
@@ -48,7 +46,7 @@ def try_out(
         torch.inference_mode(False),
         torch.enable_grad(),
         untouched_randomness(torch.Generator().manual_seed(0)),
-        torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext(),
+        uncompiled(),
         only(model, parameters),
     ):
         try:

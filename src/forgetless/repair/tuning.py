@@ -22,6 +22,7 @@ CHUNK = 20  # steps of a finetuning between two measurements
 TRIAL = 10  # steps of a trial
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
 FACTOR = 3.0  # between neighbouring rates
+SMALLEST = 1e-7  # the search goes no further: below this, steps get lost in the precision of float32
 ENOUGH = 0.9  # the search takes the smallest rate with this share of the best trial's improvement
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
@@ -73,6 +74,7 @@ class Tuner:
         self.repairs = 0
         self.steps = 0  # taken so far, including trials and steps that were undone
         self.measured = 0  # measurements so far
+        self._failure: NonFiniteError | None = None  # of the last finetuning whose loss or weights were not finite
 
     def repair(self, bench: Bench, names: Collection[str], limit: int | None) -> Generator[None, None, Outcome]:
         """Repair the named tensors, and return what that did.
@@ -142,7 +144,7 @@ class Tuner:
         self.repairs, self.steps, self.measured = state["repairs"], state["steps"], state["measured"]
 
     def _search(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, None]:
-        """Find the rate by trials from the present weights, each of ``CHUNK`` steps, which are undone."""
+        """Find the rate by trials from the present weights, each of ``TRIAL`` steps, which are undone."""
         trials: dict[Rate, float] = {}
 
         def attempt(rate: Rate) -> Generator[None, None, float]:
@@ -157,9 +159,11 @@ class Tuner:
         rate = min(trials, key=trials.__getitem__)
         while True:
             loss, rate = trials[rate], Rate(rate.optimizer, rate.lr / FACTOR)
-            if (yield from attempt(rate)) > loss:
+            if rate.lr < SMALLEST or loss <= (yield from attempt(rate)) < math.inf:
                 break
         best = min(trials.values())
+        if best == math.inf:
+            raise self._failure or NonFiniteError("the loss is infinite on the held-out examples after every trial")
         enough = max(best, before.loss - ENOUGH * (before.loss - best))
         eligible = [rate for rate, loss in trials.items() if loss <= enough]
         self.rate = min(eligible, key=lambda rate: (list(STARTS).index(rate.optimizer), rate.lr))
@@ -172,9 +176,15 @@ class Tuner:
                 run.advance(run.steps // 2)
                 yield
             run.finish()
-        except NonFiniteError:  # the network is as before
+        except NonFiniteError as failure:  # the network is as before
+            self._failure = failure
             return Score(math.inf, None, 0)
-        return self._score(bench)
+        try:
+            score = self._score(bench)
+        except BaseException:  # Ctrl-C too
+            run.undo()
+            raise
+        return score if math.isfinite(score.loss) else Score(math.inf, None, 0)
 
     def _score(self, bench: Bench) -> Score:
         self.measured += 1

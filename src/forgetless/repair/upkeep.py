@@ -22,6 +22,7 @@ from forgetless.repair.descent import sharing
 from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import resting
+from forgetless.repair.groups import float_tensors
 from forgetless.repair.held_out import measure
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
@@ -29,11 +30,13 @@ from forgetless.repair.report import Report
 from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
+from forgetless.repair.trial import try_out
 from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner, drain
 
 RESERVE = 300  # steps for the end that repairs during training leave over, but at most three quarters of the budget
 LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
+FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
 
 @final
@@ -55,8 +58,10 @@ class Upkeep:
         self.selection = Selection(self._network, settings, grouping, head)
         self._shapes = self._present_shapes()
         self.tuner = Tuner(settings.batch, settings.distill)
+        self._processes = Processes()
         self.step = 0
-        self.trained = 0  # examples of the training so far
+        self.trained = 0  # examples of the training so far, in all processes
+        self._uncounted = 0  # examples of this process since then
         self.repairs = 0
         self.undone = 0  # repairs that were undone
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
@@ -67,13 +72,23 @@ class Upkeep:
 
     def start(self) -> None:
         """Measure displacements from the present weights."""
-        self._anchor = {name: parameter.detach().clone() for name, parameter in self._network.named_parameters()}
+        self._anchor = {name: tensor.detach().clone() for name, tensor in float_tensors(self._network).items()}
+
+    def join(self, processes: Processes) -> None:
+        """Repair together with these processes."""
+        self._processes = processes
 
     def advance(self, examples: int) -> bool:
-        """Count a training step, and return whether the budget allows a repair after it."""
+        """Count a training step, and return whether the budget allows a repair after it.
+
+        Several processes add up their examples only every ``CHUNK`` steps, so that an exchange is rare.
+        """
         self.step += 1
-        self.trained += examples
-        due = self.affords_repair()
+        self._uncounted += examples
+        agreed = self._processes.count == 1 or self.step % CHUNK == 0
+        if agreed:
+            self._count()
+        due = agreed and self.affords_repair()
         if self._network.training and (due or self.step == 1):
             self._resting = resting(self._network)
         return due
@@ -112,27 +127,29 @@ class Upkeep:
 
     def ready(self, buffer: Buffer) -> bool:
         """Return whether the buffer holds enough for a repair during training."""
-        return len(buffer) >= min(FIRST, buffer.capacity)
+        return len(buffer) >= max(FEWEST, min(FIRST, buffer.capacity))
 
     def names(self) -> tuple[str, ...]:
         """Return the tensors that a repair during training moves: all selected ones that are not frozen now."""
         self._follow_growth()
         names = self.selection.names(self.selection.movable(self.selection.choice({})))
-        if not self._network.training:  # being tested: its modes say nothing about training
-            names = [name for name in names if name not in self._resting]
-        return tuple(names)
+        return tuple(name for name in names if name not in self._still())
+
+    def why_not(self) -> str:
+        """Return why nothing can be repaired."""
+        return self.selection.why_not({})
 
     def repair(
         self,
         buffer: Buffer,
         generator: torch.Generator,
         engine: Engine | None = None,
-        processes: Processes | None = None,
         *,
         at_end: bool = False,
     ) -> Generator[None, None, Outcome]:
         """Repair all selected groups: shortly, or ``at_end`` until the held-out loss stops falling."""
-        self._held = len(buffer)
+        processes = self._processes
+        self._held = sum(processes.gather(len(buffer)))
 
         def begin(names: Collection[str], descent: Any) -> Finetuning:
             part = sharing(descent, processes)
@@ -144,20 +161,24 @@ class Upkeep:
         self.undone += not done.losses
         return done
 
-    def repair_shortly(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Outcome:
-        """Repair during training, and leave the user's random states as they are."""
+    def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | None:
+        """Repair during training, unless everything is frozen, and leave the user's random states as they are."""
+        if not self._has_work(buffer):
+            return None
         with untouched_randomness(generator):
-            done = drain(self.repair(buffer, generator, processes=processes))
+            done = drain(self.repair(buffer, generator))
         self.start()
         return done
 
-    def finish(self, buffer: Buffer, generator: torch.Generator, processes: Processes) -> Report:
-        """Repair at the end, and return a report."""
-        self._follow_growth()
-        self._held = len(buffer)
+    def finish(self, buffer: Buffer, generator: torch.Generator) -> Report | None:
+        """Repair at the end, unless everything is frozen, and return a report."""
+        self._count()
+        if not self._has_work(buffer):
+            return None
+        self._held = sum(self._processes.gather(len(buffer)))
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=self.limit(),
-            tuner=self.tuner, generator=generator, processes=processes,
+            tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
         self.repairs += 1
@@ -168,6 +189,10 @@ class Upkeep:
     def limit(self) -> int:
         """Return the number of steps that the repair at the end may take."""
         return max(LEAST, int((self._budget * self.trained - self.spent) / self.settings.batch))
+
+    def sensitivities(self) -> dict[str, float]:
+        """Return no S_g: repairs within a budget do not need it, so it is not tracked."""
+        return {}
 
     def profile(self) -> Profile:
         """Return the groups, their scores at the last ``finish``, and what all repairs did and cost."""
@@ -181,6 +206,7 @@ class Upkeep:
         return {
             "step": self.step,
             "trained": self.trained,
+            "uncounted": self._uncounted,
             "repairs": self.repairs,
             "undone": self.undone,
             "shifts": list(self.shifts),
@@ -193,13 +219,33 @@ class Upkeep:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
+        saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
+        if saved and not saved.items() & self._present_shapes().items():  # a run of the benchmark has no anchor
+            raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
-        self.step, self.trained = state["step"], state["trained"]
+        self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting = list(state["shifts"]), set(state["resting"])
         self._anchor = dict(state["anchor"])
         if state["budget"] != self._budget:
             warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)
+
+    def _count(self) -> None:
+        """Add the examples of all processes to those of the training."""
+        self.trained += sum(self._processes.gather(self._uncounted))
+        self._uncounted = 0
+
+    def _still(self) -> set[str]:
+        """Return the statistics that do not move in training, although the network's modes do not say so now."""
+        return set() if self._network.training else self._resting  # being tested, all layers are in evaluation mode
+
+    def _has_work(self, buffer: Buffer) -> bool:
+        """Return whether something can be repaired; raise an error if the examples do not fit the network."""
+        names = self.names()
+        if names:
+            rows = {name: buffer[name] for name in buffer.columns}
+            try_out(self.model, self.objective, rows, names=names, batch=2, distill=self.settings.distill)
+        return bool(names)
 
     def _present_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: tuple(parameter.shape) for name, parameter in self._network.named_parameters()}
