@@ -220,7 +220,7 @@ class Upkeep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
         saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
-        if not saved.items() & self._present_shapes().items():
+        if saved and not saved.items() & self._present_shapes().items():  # a run of the benchmark has no anchor
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
