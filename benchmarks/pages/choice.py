@@ -213,8 +213,8 @@ def set_table(runs: Sequence[Run]) -> str:
         "parameters",
         "recovered",
         "lowest run",
-        "runs with all groups",
-        f"runs with at least {100 * ENOUGH:.0f} %",
+        "all groups",
+        f"at least {100 * ENOUGH:.0f} %",
     ]
     return markdown_table(header, rows)
 
