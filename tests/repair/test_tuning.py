@@ -148,7 +148,7 @@ def test_the_repair_at_the_end_stops_after_three_failures():
 
 
 def test_the_repair_at_the_end_stops_at_its_limit():
-    bench, log = scripted([5.0, 4.0, 3.0, 2.0, 1.0])
+    bench, _ = scripted([5.0, 4.0, 3.0, 2.0, 1.0])
     tuner = Tuner(batch=8, distill=0.0)
     tuner.rate = Rate("sgd", 0.8)
     assert drain(tuner.repair(bench, ["w"], limit=41)).after.loss == 2.0
