@@ -1,9 +1,11 @@
 """Measure the overhead of ``FPF.observe`` between finetunings, relative to the training step.
 
-    python benchmarks/observe.py [--network resnet18|mlp] [--batch 32] [--steps 40] [--device cpu] [--out FILE]
+    python benchmarks/observe.py [--network resnet18|mlp] [--batch 32] [--steps 320] [--device cpu]
+        [--policy distinct] [--window 20] [--distill 0] [--out FILE]
 
 Every step is timed in two parts: the training step of the user, and ``observe``. All calls of ``observe`` count,
-including those at the end of a window, which copy the parameters.
+including those that write to the buffer and those at the end of a window, which copy the parameters. Every batch is
+new. On a CPU the time is that of the process, so that other processes disturb it less.
 """
 
 from __future__ import annotations
@@ -19,33 +21,39 @@ import forgetless
 from provenance import provenance, publish
 
 
-def measure(network: str, batch: int, steps: int, device: str) -> dict[str, object]:
+def measure(
+    network: str, batch: int, steps: int, device: str, policy: str, window: int | None, distill: float
+) -> dict[str, object]:
     """Return the milliseconds of training and of ``observe`` per step."""
     torch.manual_seed(0)
     if network == "resnet18":
         model: torch.nn.Module = forgetless.networks.resnet18(10).to(device)
-        x = torch.rand(batch, 3, 32, 32, device=device)
+        x = torch.rand(100, batch, 3, 32, 32, device=device)
     else:
         model = forgetless.networks.mlp(10).to(device)
-        x = torch.rand(batch, 1, 28, 28, device=device)
-    y = torch.randint(10, (batch,), device=device)
+        x = torch.rand(100, batch, 1, 28, 28, device=device)
+    y = torch.randint(10, (100, batch), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    fpf = forgetless.FPF(model, capacity=500, window=20, distill=0.5)
+    fpf = forgetless.FPF(
+        model, capacity=500, window=window or 10**9, detect=window is not None, distill=distill, policy=policy
+    )
 
     def synchronised_time() -> float:
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter()
+            return time.perf_counter()
+        return time.process_time()
 
     training = observing = 0.0
-    for step in range(-3, steps):  # three steps to warm up
+    for step in range(-40, steps):  # forty steps to warm up
+        images, labels = x[step % 100] + step, y[step % 100]
         start = synchronised_time()
-        logits = model(x)
+        logits = model(images)
         optimizer.zero_grad()
-        F.cross_entropy(logits, y).backward()
+        F.cross_entropy(logits, labels).backward()
         optimizer.step()
         between = synchronised_time()
-        fpf.observe(x, y, logits)
+        fpf.observe(images, labels, logits if distill else None)
         end = synchronised_time()
         if step >= 0:
             training += between - start
@@ -54,6 +62,9 @@ def measure(network: str, batch: int, steps: int, device: str) -> dict[str, obje
         "network": network,
         "batch": batch,
         "steps": steps,
+        "policy": policy,
+        "window": window,
+        "distill": distill,
         "training_ms_per_step": round(1000 * training / steps, 4),
         "observe_ms_per_step": round(1000 * observing / steps, 4),
         "overhead_percent": round(100 * observing / training, 3),
@@ -64,11 +75,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--network", choices=("resnet18", "mlp"), default="resnet18")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=320)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--policy", default="distinct")
+    parser.add_argument("--window", type=int, help="steps whose changes are compared; default: nothing is compared")
+    parser.add_argument("--distill", type=float, default=0.0)
     parser.add_argument("--out", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
-    result = measure(arguments.network, arguments.batch, arguments.steps, arguments.device)
+    result = measure(
+        arguments.network,
+        arguments.batch,
+        arguments.steps,
+        arguments.device,
+        arguments.policy,
+        arguments.window,
+        arguments.distill,
+    )
     publish(result | provenance(arguments.device), arguments.out)
 
 

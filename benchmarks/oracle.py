@@ -343,7 +343,7 @@ def main() -> None:
     record = {**settings, "workers": arguments.workers, **provenance(device), "runs": []}
     if all(known.get(key) == value for key, value in settings.items()):
         record["runs"] = known["runs"]
-    done = {(run["pair"], run["seed"]) for run in record["runs"]}
+    done = {(entry["pair"], entry["seed"]) for entry in record["runs"]}
     jobs = [(pair, seed) for seed in range(arguments.seeds) for pair in arguments.pairs if (pair, seed) not in done]
     context = multiprocessing.get_context("spawn")
     failed = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from oracle import correlation, set_of
+from oracle import SETS, correlation, set_of
 from pages.rows import benchmark_record
 from pages.template import markdown_table
 
@@ -41,12 +41,12 @@ SCORES = {
     "buffer.adam": Score("decrease promised to Adam", "Σ g² / √F", False),
     "buffer.saliency": Score("gradient times weight", "Σ\\|g·θ\\|", False),
     "buffer.halves": Score("gradients of two halves", "Σ g₁·g₂", False),
+    "buffer.natural0.1": Score("natural gradient", "g'(F + λ)⁻¹g", False),
     "buffer.line": Score("line search along the gradient", "measured", False),
     "buffer.adam_line": Score("line search along Adam's direction", "measured", False),
     "trial5": Score("five steps, best of eight settings", "measured", False),
     "trial15": Score("fifteen steps, best of eight settings", "measured", False),
 }
-SETS = ("eq1", "buffer.taylor", "buffer.absolute", "buffer.adam_line", "trial5")
 
 
 def values() -> dict[str, Any]:

@@ -210,12 +210,12 @@ class FPF:
                 return None
             return self._repair()
         finally:
-            self.buffer.add(rows)  # also if the repair fails: the training step was made
+            self.buffer.offer(rows)  # also if the repair fails: the training step was made
 
     def remember(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle()
-        self.buffer.add(self._checks.rows(x, y, logits, self.buffer), remembered=True)
+        self.buffer.offer(self._checks.rows(x, y, logits, self.buffer), remembered=True)
 
     def boundary(self) -> None:
         """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.

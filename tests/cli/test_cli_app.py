@@ -143,7 +143,7 @@ def test_help_groups_the_options(tmp_path):
     assert found["Repair"][:4] == ["--fpf", "--k-fpf", "--every", "--steps"]
     assert {"--device", "--force", "--checkpoint-steps"} <= set(found["Execution"])
     assert found["Output"] == ["--out", "--json", "--quiet", "--log"]
-    assert list(panels(forgetless("-h", cwd=tmp_path).stdout)) == ["Options", "Train", "Look up"]
+    assert list(panels(forgetless("-h", cwd=tmp_path).stdout)) == ["Options", "Train", "Repair", "Look up"]
 
 
 def test_help_shows_brackets_of_plans(tmp_path):

@@ -20,9 +20,9 @@ from forgetless.methods import Method
 from forgetless.methods.derpp import DERpp
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
-from forgetless.training.events import Ended, Stepped
+from forgetless.training.events import Ended, Repaired, Stepped
 from forgetless.training.loop import train
-from forgetless.training.plain import flatten
+from forgetless.training.plain import copied, flatten
 from helpers import learner, small_stream
 
 STREAM = small_stream(per_class=30)
@@ -31,6 +31,7 @@ FINETUNE = {
     "fpf": Finetune(steps=5, lr=0.3, batch=12),
     "k-fpf": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12),
     "k-fpf-kd": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12, distill=0.2),
+    "budget": Finetune.within(3.0, batch=4),
 }
 
 
@@ -38,7 +39,7 @@ def start(name, repair, state=None, **changes):
     method = catalogue.load("method", name)(**({"memory_epochs": 3} if name == "gdumb" else {}))
     network = with_seed(lambda: networks.mlp(6, inputs=4, hidden=(16,)), 0)
     finetune = FINETUNE[repair]
-    if finetune is not None and not method.sequential:
+    if finetune is not None and finetune.budget is None and not method.sequential:
         finetune = Finetune(finetune.every, steps=4, lr=0.3, batch=12, groups=("fc2",))
     given = {"epochs": 2, "batch": 4, "lr": 0.1, "replay": 6, "buffer": 36, "seed": 3, "finetune": finetune, **changes}
     return train(STREAM, method, network, state=state, **given)
@@ -84,6 +85,25 @@ def test_a_run_resumes_from_any_step_bit_for_bit(name, repair, tmp_path):
         again = outcome(interrupted(name, repair, place, tmp_path / "c", **changes))
         assert torch.equal(again[0], weights), place
         assert again[1] == told, place
+
+
+@pytest.mark.parametrize("anytime", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "er", "icarl"])
+def test_a_run_with_a_budget_resumes_after_any_repair(name, anytime, tmp_path):
+    run = start(name, "budget", anytime=anytime)
+    states, repairs = [], 0
+    for event in run:
+        repairs += isinstance(event, Repaired)
+        if repairs in (1, 3, 5) and len(states) < (repairs + 1) // 2 and (state := run.state_dict()) is not None:
+            states.append(copied(state))
+        last = event
+    weights, told = outcome([last])
+    assert len(states) == 3
+    for state in states:
+        save(state, {}, tmp_path / "c")
+        again = outcome(start(name, "budget", state=load(tmp_path / "c")[0], anytime=anytime))
+        assert torch.equal(again[0], weights), state["place"]
+        assert again[1] == told, state["place"]
 
 
 @pytest.mark.parametrize("repair", ["fpf", "k-fpf", "k-fpf-kd"])

@@ -40,6 +40,14 @@ def test_runs_in_lanes_leave_the_records_of_single_runs(tmp_path):
     assert {made.id for _, made in run_lanes(settings, lanes=2, out=tmp_path)} == set(records)
 
 
+def test_recipes_in_lanes_leave_the_records_of_single_runs():
+    ways = [{"seed": 0}, {"seed": 1}, {"seed": 0, "anytime": True}]
+    settings = [resolve("seq-digits", None, {**QUICK, **way})[0] for way in ways]
+    records = {made.id: made for _, made in run_lanes(settings, lanes=3)}
+    for one in settings:
+        assert lasting(records[one.id]) == lasting(run(one))
+
+
 def test_a_failed_run_in_lanes_stops_no_other():
     ways = [{**QUICK, "lr": 1e20}, {**QUICK, "seed": 1}, QUICK, {**QUICK, "buffer": 3}]
     settings = [resolve("seq-digits", "er", given)[0] for given in ways]
@@ -78,6 +86,8 @@ FINETUNINGS = [
     {"ft_lr": 0.01, "steps": 7},
     {"ft_lr": 0.1, "kd": 0.5},
     {"ft_lr": 0.1, "kd": 0.2},
+    {"budget": 0.5},
+    {"budget": 2.0},
 ]
 
 

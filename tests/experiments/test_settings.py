@@ -16,7 +16,7 @@ from forgetless.experiments import record
 from forgetless.experiments import settings as settings_module
 from forgetless.experiments.plan import expand_plan
 from forgetless.experiments.settings import Settings, resolve
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import BUDGET, Finetune
 
 COMPLETE = {"stream": "seq-digits", "method": "sgd"}
 
@@ -46,10 +46,59 @@ def test_settings_survive_json():
 
 
 @hypothesis.settings(deadline=None)
-@given(st.floats(1e-6, 10), st.integers(0, 99), st.sampled_from(["none", "fpf", "k-fpf"]))
-def test_any_settings_survive_json(lr, seed, repair):
-    settings = resolve("seq-mnist", "er", {"lr": lr, "seed": seed, "repair": repair})[0]
-    assert Settings.from_dict(settings.to_dict()) == settings
+@given(st.floats(1e-6, 10), st.integers(0, 99), st.sampled_from(["none", "fpf", "k-fpf"]), st.floats(0.01, 10))
+def test_any_settings_survive_json(lr, seed, repair, budget):
+    given = {"lr": lr, "seed": seed, "repair": repair}
+    for more in ({}, {} if repair == "none" else {"budget": budget}):
+        settings = resolve("seq-mnist", "er", {**given, **more})[0]
+        assert Settings.from_dict(settings.to_dict()) == settings
+        assert settings.repair == repair
+
+
+@pytest.mark.parametrize("repair", ["fpf", "k-fpf"])
+def test_a_budget_replaces_the_schedule_and_its_presets(repair):
+    settings, sources = resolve("seq-digits", "sgd", {"repair": repair, "budget": 0.5})
+    assert settings.finetune == Finetune.within(0.5, spread=repair == "k-fpf", distill=settings.finetune.distill)
+    assert sources["budget"] == "given"
+    assert not {"every", "steps", "ft_lr", "threshold"} & sources.keys()
+    assert settings.label == resolve("seq-digits", "sgd", {"repair": repair})[0].label
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", 50), ("steps", 10), ("ft_lr", 0.1), ("threshold", 0.5)])
+def test_a_budget_and_a_schedule_exclude_each_other(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}, but budget is 0.8: a budget replaces the schedule"):
+        resolve("seq-digits", "sgd", {"repair": "k-fpf", "budget": 0.8, name: value})
+    with pytest.raises(ValueError, match="a budget replaces it"):
+        Settings.from_dict({**COMPLETE, "repair": "k-fpf", "budget": 0.8, name: value})
+
+
+def test_only_a_users_stream_has_a_budget_by_default():
+    own, sources = resolve("own:stream", "sgd", {"repair": "k-fpf"})
+    assert (own.finetune.budget, sources["budget"]) == (BUDGET, "default of k-fpf")
+    assert resolve("own:stream", "sgd", {"repair": "fpf"})[0].finetune == Finetune.within(spread=False)
+    assert resolve("own:stream", "sgd", {"repair": "k-fpf", "every": 50})[0].finetune == Finetune.k_fpf(50)
+    assert resolve("own:stream", "sgd", {"repair": "fpf", "budget": None})[0].finetune == Finetune()
+    assert resolve("seq-cifar10", "sgd", {"repair": "k-fpf"})[0].finetune.budget is None
+
+
+def test_a_run_without_a_method_is_the_recommended_recipe():
+    settings, sources = resolve("seq-cifar10", None, {"seed": 2})
+    finetune = Finetune.within(BUDGET, distill=0.2, groups="all")
+    assert settings == Settings(
+        stream="seq-cifar10", method="masked", network="resnet18", epochs=5, batch=32, replay=32, buffer=500, lr=0.03,
+        policy="balanced", finetune=finetune, seed=2,
+    )  # fmt: skip
+    recommended = {name for name, source in sources.items() if source == "recommended recipe"}
+    assert recommended == {"method", "repair", "kd", "groups", "policy", "lr", "budget"}
+    assert sources["epochs"] == "default of seq-cifar10"
+
+
+def test_given_settings_override_the_recipe():
+    settings, sources = resolve("seq-digits", None, {"kd": 0.0, "lr": 0.1, "repair": "fpf"})
+    assert (settings.lr, settings.finetune.distill, settings.repair) == (0.1, 0.0, "fpf")
+    assert sources["kd"] == "given"
+    assert resolve("seq-digits", None, {"every": 30})[0].finetune == Finetune.k_fpf(30, distill=0.2, groups="all")
+    assert resolve("own:stream", None, {})[0].method == "masked"
 
 
 def test_labels_are_what_people_call_the_runs():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.sketch import Sketch, content_keys, without_label, word_weights, words
+from forgetless.repair.sketch import Sketch, content_keys, host_content_keys, without_label, word_weights, words
 from forgetless.training.contract import detect_syncs
 
 MASK = 2**64 - 1
@@ -201,6 +201,7 @@ def test_keys_are_equal_only_for_equal_examples(dtype, shape, device):
     assert 0 <= keys.min() <= keys.max() < 2**62
     on_cpu = content_keys({"x": content.cpu()}, {"x": word_weights("x", content.cpu())}, 3)
     assert torch.equal(keys.cpu(), on_cpu)
+    assert host_content_keys({"x": content.cpu()}, {"x": word_weights("x", content.cpu())}, 3) == on_cpu.tolist()
 
 
 def test_keys_do_not_depend_on_the_layout_in_memory():

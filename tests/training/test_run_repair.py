@@ -1,17 +1,20 @@
 import copy
 import dataclasses
 import os
+from collections import Counter
 
 import pytest
 import torch
 
 from forgetless import Finetune, networks
+from forgetless.compute import flops
 from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
 from forgetless.data.builders import from_tensors
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
+from forgetless.repair.buffer import Buffer
 from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Repaired, Stepped
 from forgetless.training.loop import train
@@ -49,6 +52,47 @@ def test_k_fpf_finetunes_every_tau_steps_after_a_shift():
     assert [e.step for e in events if isinstance(e, Repaired)] == [45, 60, 60]
     assert len({e.groups for e in events if isinstance(e, Repaired)}) == 1
     assert result.profile.comparisons == 2  # tasks 2 and 3, each with the one before
+
+
+@pytest.mark.parametrize("buffer", [6, 64])
+def test_a_budget_spends_the_flops_of_its_passes(buffer, monkeypatch):
+    passes = Counter()
+
+    def counting(name, call):
+        def counted(*arguments, **how):
+            rows = call(*arguments, **how)
+            passes[name] += len(rows["y"])
+            return rows
+
+        return counted
+
+    monkeypatch.setattr(Buffer, "draw", counting("drawn", Buffer.draw))
+    monkeypatch.setattr(Buffer, "held_out", counting("measured", Buffer.held_out))
+    events, result = run_small(finetune=Finetune.within(5.0, batch=6), buffer=buffer)
+    x = torch.empty(1, 1, 2, 2)
+    training = passes["drawn"] * flops.training_flops(small_network(), x)
+    assert result.flops["finetune"] == training + passes["measured"] * flops.forward_flops(small_network(), x)
+    repairs = [event.step for event in events if isinstance(event, Repaired)]
+    assert len(repairs) > 2
+    assert repairs[0] < 60 == repairs[-1]
+    assert result.profile.chosen == ("fc1", "fc2")
+
+
+def test_fpf_within_a_budget_repairs_only_at_the_end():
+    events, _ = run_small(finetune=Finetune.within(2.0, batch=6, spread=False))
+    assert [event.step for event in events if isinstance(event, Repaired)] == [60]
+
+
+def test_a_budget_does_not_raise_the_loss_on_held_out_examples():
+    for repair in run_small(finetune=Finetune.within(2.0, batch=6, spread=False), buffer=64)[1].finetunings:
+        assert repair.last_loss < repair.first_loss
+
+
+def test_anytime_leaves_a_run_within_a_budget_as_it_is():
+    finetune = Finetune.within(2.0, batch=6)
+    plain, anytime = (run_small(finetune=finetune, anytime=value)[1] for value in (False, True))
+    assert anytime.accuracy_matrix[-1] == plain.accuracy_matrix[-1]
+    assert (anytime.finetunings, anytime.flops) == (plain.finetunings, plain.flops)
 
 
 def test_k_fpf_with_named_groups_finetunes_from_the_start():
@@ -143,7 +187,14 @@ def test_without_a_group_above_the_threshold_nothing_is_finetuned():
     assert result.profile.chosen == ()
 
 
-def test_groups_that_the_method_froze_are_not_finetuned():
+FROZEN = [
+    Finetune(steps=3, groups=("bn.stats",), batch=8),
+    Finetune.within(groups=("bn.stats",), batch=8, spread=False),
+]
+
+
+@pytest.mark.parametrize("finetune", FROZEN, ids=["schedule", "budget"])
+def test_groups_that_the_method_froze_are_not_finetuned(finetune):
     class Fixing(SGD):
         """Keeps the statistics of the first task."""
 
@@ -154,10 +205,7 @@ def test_groups_that_the_method_froze_are_not_finetuned():
 
     model = with_seed(lambda: networks.resnet18(4, width=4), 0)
     with pytest.warns(UserWarning, match=r"nothing was finetuned at the end: bn\.stats, which is chosen, is frozen"):
-        *_, end = train(
-            image_stream(), Fixing(), model, epochs=1, batch=8, lr=0.05, buffer=24,
-            finetune=Finetune(steps=3, groups=("bn.stats",), batch=8),
-        )  # fmt: skip
+        *_, end = train(image_stream(), Fixing(), model, epochs=1, batch=8, lr=0.05, buffer=24, finetune=finetune)
     assert end.result.finetunings == end.result.profile.chosen == ()
 
 

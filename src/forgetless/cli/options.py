@@ -27,6 +27,13 @@ Stream = Annotated[
 Method = Annotated[
     str, typer.Argument(help=run_settings()["method"].help, autocompletion=complete_names("method"), show_default=False)
 ]
+MethodOrRecipe = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"{run_settings()['method'].help[:-1]}; default: the recommended recipe.",
+        autocompletion=complete_names("method"), show_default=False,
+    ),
+]  # fmt: skip
 Out = Annotated[
     Path,
     typer.Option(

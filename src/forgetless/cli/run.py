@@ -18,6 +18,7 @@ from forgetless.config.fields import Setting
 from forgetless.config.units import si_prefix
 from forgetless.experiments import record
 from forgetless.experiments.finished import changed_code, find_current, set_aside
+from forgetless.experiments.presets import preset_table
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 
@@ -34,7 +35,7 @@ EXTRAS = {name: options.EXECUTION[name] for name in ("checkpoint_seconds", "chec
 def run(
     context: typer.Context,
     stream: options.Stream,
-    method: options.Method,
+    method: options.MethodOrRecipe = None,
     fpf: options.Fpf = False,
     k_fpf: options.KFpf = False,
     eager: Annotated[
@@ -46,8 +47,15 @@ def run(
     quiet: options.Quiet = False,
     **given: Any,
 ) -> None:
-    """Train a METHOD on a STREAM. The method's own settings are options too, such as --alpha 0.2."""
-    chosen = options.parse_settings(given, SETTINGS, context.args, method, fpf, k_fpf)
+    """Train a METHOD on a STREAM. The method's own settings are options too, such as --alpha 0.2.
+
+    Without a METHOD, the recommended recipe is trained: SGD whose loss covers the current task's classes, with k-FPF-KD
+    that tunes itself.
+    """
+    rest = context.args
+    if method is not None and method.startswith("--"):  # an unknown option stands where the method would
+        method, rest = None, [method, *rest]
+    chosen = options.parse_settings(given, SETTINGS, rest, method or preset_table("recipe")["method"], fpf, k_fpf)
     settings, sources = resolve(stream, method, chosen)
     extras = options.parse_options(given, EXTRAS)
     file = record.path(out, settings)
@@ -162,7 +170,7 @@ def _print_settings(settings: Settings, sources: dict[str, str]) -> None:
     values = {**settings.to_dict(), **settings.options}
     usual = [name for name in ("network", "epochs", "batch", "lr", "buffer", "replay") if name not in sources]
     for name, source in {**sources, **dict.fromkeys(usual, "default")}.items():
-        if name not in ("seed", "device", "repair"):
+        if name not in ("seed", "device") and (name, source) != ("repair", "given"):
             by_source.setdefault(source, []).append(f"{name} {values.get(name, getattr(settings, name, None))}")
     for source, names in by_source.items():
         print_remark(f"{source}: {', '.join(names)}")

@@ -30,7 +30,7 @@ from forgetless.experiments.storage import Schedule, sweep_up, write_whole
 from forgetless.training.events import Event, Stepped
 from forgetless.training.plain import flatten, unflatten
 
-FORMAT = 4
+FORMAT = 5
 
 
 class CheckpointError(ValueError):

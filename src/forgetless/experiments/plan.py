@@ -41,9 +41,9 @@ def expand_plan(values: Mapping[str, Any]) -> list[Planned]:
         for combination in itertools.product(*choices.values()):
             point = dict(zip(choices, combination, strict=True))
             for name in ("stream", "method"):
-                if not isinstance(point.get(name), str):
+                if not isinstance(point.get(name), str) and (name == "stream" or name in point):
                     raise ValueError(f"{name} is missing: every run needs one")
-            settings, sources = resolve(point.pop("stream"), point.pop("method"), point)
+            settings, sources = resolve(point.pop("stream"), point.pop("method", None), point)
             planned.setdefault(settings.id, Planned(settings, sources))
     return list(planned.values())
 

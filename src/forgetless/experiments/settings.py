@@ -10,7 +10,7 @@ from typing import Any, final
 
 from forgetless.config.catalogue import TABLES, check_name, load, nearest
 from forgetless.config.fields import Setting, check_value, setting, settings_of
-from forgetless.experiments.presets import preset
+from forgetless.experiments.presets import preset, recipe
 from forgetless.repair.settings import BUDGET, Finetune
 from forgetless.training.settings import TrainSettings
 
@@ -139,13 +139,16 @@ def _repair_level() -> dict[str, Setting]:
     return {one.option: one for one in settings_of(Finetune).values() if one.recorded != "never"}
 
 
-def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
+def resolve(stream: str, method: str | None, given: Mapping[str, Any]) -> tuple[Settings, dict[str, str]]:
     """Return complete settings, and by name where each value comes from: given, or one of the presets.
 
-    The stream and the method are names of the catalogue, or ``package.module:object``. ``given`` has values by flat
-    name. A name that is not a setting of a run is one of the method's own.
+    The stream and the method are names of the catalogue, or ``package.module:object``. Without a method the run is the
+    recommended recipe. ``given`` has values by flat name. A name that is not a setting of a run is one of the method's
+    own.
     """
     check_name("stream", stream)
+    recommended = recipe(stream) if method is None else {}
+    method = recommended["method"][0] if method is None else method
     check_name("method", method)
     for name in ("stream", "method", "options"):
         if name in given:
@@ -154,17 +157,18 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
         check_name("network", check_value("network", given["network"], str))
     declared = run_settings()
     given = {name: declared[name].check(value, name) if name in declared else value for name, value in given.items()}
-    repair = check_value("repair", given.get("repair", "none"), str, choices=REPAIRS)
+    usual_repair, _ = recommended.get("repair", ("none", ""))
+    repair = check_value("repair", given.get("repair", usual_repair), str, choices=REPAIRS)
     _check_repair(given, repair)
     buffer = given.get("buffer", preset(stream, method, repair, 500).get("buffer", (500, ""))[0])
     presets = preset(stream, method, repair, buffer, distils=bool(given.get("kd")), network=given.get("network"))
-    sourced = presets | {name: (value, "given") for name, value in given.items()}
+    sourced = (recommended or presets) | {name: (value, "given") for name, value in given.items()}
     if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
         sourced["precision"] = "bf16", "default on a GPU"
-    if repair != "none" and ("budget" in given or _tunes_itself(stream, given)):
-        sourced = {name: pair for name, pair in sourced.items() if name not in SCHEDULE or name in given}
-        sourced.setdefault("budget", (BUDGET, f"default of {repair}"))
-    values = {name: value for name, (value, _) in sourced.items()}
+    if repair != "none" and _tunes_itself(stream, given, recommended=bool(recommended)):
+        sourced = {name: pair for name, pair in sourced.items() if name not in SCHEDULE}
+        sourced.setdefault("budget", (BUDGET, "recommended recipe" if recommended else f"default of {repair}"))
+    values = {name: value for name, (value, _) in sourced.items() if name != "method"}
     options = {name: values.pop(name) for name in list(values) if name not in declared and name != "repair"}
     if options:
         options = check_options(method, options)
@@ -172,12 +176,15 @@ def resolve(stream: str, method: str, given: Mapping[str, Any]) -> tuple[Setting
     return settings, {name: source for name, (_, source) in sourced.items()}
 
 
-def _tunes_itself(stream: str, given: Mapping[str, Any]) -> bool:
-    """Return whether repairs tune themselves by default: on a user's stream, unless a part of a schedule is given.
+def _tunes_itself(stream: str, given: Mapping[str, Any], *, recommended: bool) -> bool:
+    """Return whether repairs tune themselves: with a budget, and by default if no part of a schedule is given.
 
-    The benchmark's streams have the paper's schedules, with settings that were searched for each stream.
+    The default is for the recommended recipe and for a user's stream. The benchmark's streams have the paper's
+    schedules, with settings that were searched for each stream.
     """
-    return stream not in TABLES["stream"] and not any(name in given for name in SCHEDULE)
+    if "budget" in given:
+        return given["budget"] is not None
+    return (recommended or stream not in TABLES["stream"]) and not any(name in given for name in SCHEDULE)
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,5 +205,9 @@ def _check_repair(given: Mapping[str, Any], repair: str) -> None:
         raise ValueError(f"{stray[0]} is a setting of FPF: it goes with --fpf or --k-fpf (in a plan: repair)")
     if repair == "fpf" and "every" in given:
         raise ValueError("every is a setting of k-FPF: it goes with --k-fpf")
+    scheduled = [name for name in SCHEDULE if given.get(name) is not None]
+    if scheduled and given.get("budget") is not None:
+        name, budget = scheduled[0], given["budget"]
+        raise ValueError(f"{name} is {given[name]}, but budget is {budget}: a budget replaces the schedule; give one")
     if given.get("groups", "auto") != "auto" and "threshold" in given:
         raise ValueError(f"threshold is {given['threshold']}, but the groups are named: it goes with groups auto")

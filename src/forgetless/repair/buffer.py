@@ -15,8 +15,22 @@ from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
 
 HELD_OUT = 8  # every eighth slot is held out from repairs
-_STAGED_BATCHES = 8  # that wait to be written in one go, with the kernel launches of one batch
+_STAGED_BATCHES = 32  # that wait to be written in one go, with the kernel launches of one batch
 _STAGED_BYTES = 2**24  # waiting saves little where batches are large
+
+
+def _fits(batch: Mapping[str, Tensor], layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
+    """Return whether ``batch`` has a known layout, which needs no other check: {column: (shape of a row, dtype)}."""
+    sizes = set()
+    for name, (shape, dtype) in layout.items():
+        column = batch.get(name)
+        if type(column) is not Tensor or column.dtype is not dtype or column.layout is not torch.strided:
+            return False
+        size, *row = column.shape or (0, None)
+        if tuple(row) != shape:
+            return False
+        sizes.add(size)
+    return len(sizes) == 1 and len(batch) == len(layout)
 
 
 @final
@@ -52,8 +66,9 @@ class Buffer:
         self.capacity, self.policy, self.seed = settings.capacity, settings.policy, settings.seed
         self.device = None if device is None else torch.device(device)  # None until the first batch
         self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
+        self._layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}  # the shape and dtype of a row of each column
         self._sampler: Sampler | None = None  # None until the first batch
-        self._staged: list[dict[str, Tensor]] = []  # with "distinct", copies of batches that wait to be written
+        self._staged: list[dict[str, Tensor]] = []  # copies of batches that wait to be written
         self._period = 0
         self.generator = generator  # None until the first batch
 
@@ -92,6 +107,8 @@ class Buffer:
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
         """Raise an error if ``batch`` does not fit what is stored; change nothing."""
+        if _fits(batch, self._layout):
+            return
         for name, column in batch.items():
             if not isinstance(column, Tensor) or not column.ndim or column.layout != torch.strided:
                 kind = f"{column.layout} tensor" if isinstance(column, Tensor) else type(column).__name__
@@ -113,26 +130,31 @@ class Buffer:
             if column.dtype != row.dtype:
                 raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {row.dtype}")
 
-    @torch.no_grad()
     def add(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Offer a batch of examples, ``{column: tensor}``.
 
-        With "distinct", batches are collected and written a few at a time, and examples that were ``remembered`` have
-        shares of their own.
+        With "distinct", batches wait to be written a few at a time, and ``remembered`` examples have shares of their
+        own.
         """
         self.check(batch)
+        self.offer(batch, remembered=remembered)
+
+    def offer(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
+        """Do what ``add`` does after ``check``."""
         sampler = self._open(batch)
-        if self.policy != "distinct":
-            self.write(batch)
-        elif remembered:
+        if not sampler.waits or remembered:
             self._flush()
-            self.write(batch, remembered=True)
+            self.write(batch, remembered=remembered)
         else:
-            self._staged.append({name: column.to(self.device, copy=True) for name, column in batch.items()})
-            nbytes = sum(column.nbytes for column in batch.values())
-            if len(self._staged) >= min(_STAGED_BATCHES, _STAGED_BYTES // max(nbytes, 1)):
+            copies = {name: column.to(self.device, copy=True) for name, column in batch.items()}
+            for name, column in batch.items():
+                if column.requires_grad:
+                    copies[name] = copies[name].detach()
+            self._staged.append(copies)
+            nbytes = sum(column.nbytes for column in copies.values())
+            if len(self._staged) >= _STAGED_BATCHES or len(self._staged) * nbytes >= _STAGED_BYTES:
                 self._flush()
-        sampler.advance(len(next(iter(batch.values()))))
+        sampler.advance(next(iter(batch.values())).shape[0])
 
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
@@ -237,9 +259,8 @@ class Buffer:
 
     def _forget(self) -> None:
         """Become empty."""
-        self._rows, self._sampler, self._staged = {}, None, []
+        self._rows, self._layout, self._sampler, self._staged = {}, {}, None, []
 
-    @torch.no_grad()
     def _flush(self) -> None:
         """Write the rows that wait."""
         if self._staged:
@@ -256,6 +277,7 @@ class Buffer:
         with torch.inference_mode(False):  # its tensors cannot be written to outside of it
             for name, column in batch.items():
                 self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self.device)
+            self._layout = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in self._rows.items()}
             if self.policy == "distinct":
                 self._sampler = Sketch(self._rows, self.generator, self.seed, self._period)
             else:

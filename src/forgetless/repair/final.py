@@ -47,7 +47,8 @@ def repair_fully(
 
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
-    held-out loss as much. ``limit`` bounds the steps of each repair. The tensors ``still`` do not move.
+    held-out loss as much, provided that ``limit`` leaves at least half as many steps for it as the first repair took.
+    The tensors ``still`` do not move.
     """
     started = time.monotonic()
     network = unwrap(model)
@@ -124,12 +125,13 @@ class _Work:
         names = [name for members in groups.values() for name in members]
         start = Restorer(self._network, names)
         try:
-            every = self._tune(groups, tuple(groups), self._tuner)
-            if not 0 < len(few) < len(groups):
+            every = self._tune(groups, tuple(groups), self._tuner, self._limit)
+            left = self._limit - self.steps
+            if not 0 < len(few) < len(groups) or left < self.steps / 2:
                 return every
             end = Restorer(self._network, names)
             start.restore()
-            fewer = self._tune(groups, few, self._tuner.fresh())
+            fewer = self._tune(groups, few, self._tuner.fresh(), left)
             if fewer.gain >= ENOUGH * every.gain:
                 return fewer
             end.restore()
@@ -138,9 +140,11 @@ class _Work:
             start.restore()
             raise
 
-    def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], tuner: Tuner) -> _Repaired:
+    def _tune(
+        self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], tuner: Tuner, limit: int
+    ) -> _Repaired:
         earlier = tuner.steps
-        outcome = drain(tuner.repair(self._bench, [name for group in chosen for name in groups[group]], self._limit))
+        outcome = drain(tuner.repair(self._bench, [name for group in chosen for name in groups[group]], limit))
         self.steps += tuner.steps - earlier
         if tuner is not self._tuner:
             self._tuner.add_cost(tuner)

@@ -22,6 +22,8 @@ class Sampler(ABC):
         generator: The buffer's random numbers.
     """
 
+    waits = False  # whether a few batches are written in one go
+
     def __init__(self, rows: Mapping[str, Tensor], generator: torch.Generator) -> None:
         self._rows, self._generator = rows, generator
         first = next(iter(rows.values()))

@@ -99,7 +99,8 @@ class Finetune(Checked):
     @classmethod
     def within(cls, budget: float = BUDGET, **settings: Any) -> Finetune:
         """Return the settings of repairs that tune themselves within a budget."""
-        return cls(every=None, steps=None, lr=None, threshold=None, budget=budget, **settings)
+        schedule = dict.fromkeys(("every", "steps", "lr", "threshold"))
+        return cls(**schedule | settings, budget=budget)
 
     @property
     def at_end_only(self) -> bool:

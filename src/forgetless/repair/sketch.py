@@ -9,9 +9,10 @@ therefore keep their share, however many follow and however often these repeat.
 import heapq
 from bisect import bisect, insort
 from collections.abc import Iterable, Mapping
-from typing import Any, final
+from typing import Any, TypeVar, final
 from zlib import crc32
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +21,11 @@ from forgetless.repair.slots import EMPTY, distinct_slots
 
 NO_LABEL = -100  # the label that cross-entropy ignores
 _LOW_BITS = 2**62 - 1  # keys and strata are below EMPTY
+Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as torch writes it: signed
 
 
-def mix(number: Tensor) -> Tensor:
+def mix(number: Integers) -> Integers:
     """Return a bijective scramble of 64-bit integers, after the last steps of SplitMix64 (Steele et al. 2014)."""
     number = (number ^ (number >> 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     number = (number ^ (number >> 27)) * (0x94D049BB133111EB - 2**64)
@@ -52,11 +54,16 @@ def content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], sal
 
     Two examples that differ have the same key with a probability of about 2^-62, and of at most 2^-33.
     """
-    total: Tensor | int = salt
-    for name, weight in weights.items():
-        total = (words(batch[name]) * weight).sum(1) + total
-    assert isinstance(total, Tensor)
-    return mix(total) & _LOW_BITS
+    sums = [(words(batch[name]) * weight).sum(1) for name, weight in weights.items()]
+    return mix(sum(sums[1:], sums[0] + salt)) & _LOW_BITS
+
+
+def host_content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], salt: int) -> list[int]:
+    """Return ``content_keys`` of a batch on the CPU, where NumPy is faster than torch."""
+    pairs = [(words(batch[name]).numpy(), weight.numpy()) for name, weight in weights.items()]
+    sums = [np.einsum("ij,j->i", rows, weight) for rows, weight in pairs]
+    keys: list[int] = (mix(sum(sums[1:], sums[0] + salt)) & _LOW_BITS).tolist()
+    return keys
 
 
 def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
@@ -64,8 +71,8 @@ def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
     missing = None
     for name, column in batch.items():
         if name.partition(".")[0] == "y":
-            rows = column.flatten(1) if column.ndim > 1 else column[:, None]
-            part = (rows.isnan() if rows.is_floating_point() else rows.long() == NO_LABEL).all(1)
+            part = column.isnan() if column.is_floating_point() else column.long() == NO_LABEL
+            part = part.flatten(1).all(1) if part.ndim > 1 else part
             missing = part if missing is None else missing & part
     return missing
 
@@ -84,55 +91,62 @@ class HostSlots:
     ) -> None:
         self._capacity = capacity
         self._strata: dict[int, list[tuple[int, int]]] = {}  # the keys and slots of a stratum, by key
-        self._held: set[int] = set()  # keys
-        self._older = frozenset(older)
+        self._older = frozenset(older)  # the keys held when the period began
+        self._known = set(self._older)  # these and the keys held now
+        self._worst = (-1, -1, -1)  # the rank, key and stratum of the example to drop next, once the memory is full
         self._longest: list[tuple[int, int, int]] = []  # a heap of (-size, -last key, stratum), some out of date
         self.filled = 0
-        for slot, (key, stratum) in enumerate(zip(keys, strata, strict=True)):
-            self._insert(key, slot, stratum)
-            self.filled += 1
+        for key, stratum in zip(keys, strata, strict=True):
+            self._enter(key, stratum)
 
     def take(self, keys: list[int], strata: list[int]) -> dict[int, int]:
         """Offer a batch of examples, and return {slot: example} of those that enter."""
+        # Most examples of a long stream are rejected, so this loop is kept short.
         taken: dict[int, int] = {}
-        held, older = self._held, self._older
+        known, members_of, full = self._known, self._strata, self.filled == self._capacity
         for example, key in enumerate(keys):
-            if key in held or key in older or key == EMPTY:
+            if key in known or key == EMPTY:
                 continue
-            slot = self._slot(key, strata[example])
-            if slot is not None:
-                taken[slot] = example
+            stratum = strata[example]
+            if full:
+                members = members_of.get(stratum)
+                rank = len(members) if members else 0
+                if (not members or key > members[-1][0]) and (rank, key) > self._worst[:2]:
+                    continue  # it would be the last of its stratum, and the one to drop
+            taken[self._enter(key, stratum)] = example
+            full = self.filled == self._capacity
         return taken
 
     def begin_period(self) -> None:
         """Reject repeats of the examples held now, even after these are dropped."""
-        self._older = frozenset(self._held)
+        self._older = frozenset(key for members in self._strata.values() for key, _ in members)
+        self._known = set(self._older)
 
-    def _slot(self, key: int, stratum: int) -> int | None:
-        """Return the slot of a new example, or None if it is rejected."""
+    def _enter(self, key: int, stratum: int) -> int:
+        """Return the slot of a new example: an empty one, or that of the example it replaces."""
+        slot = self.filled
         if self.filled < self._capacity:
-            self._insert(key, self.filled, stratum)
+            self._insert(key, slot, stratum)
             self.filled += 1
-            return self.filled - 1
-        members = self._strata.get(stratum, [])
-        rank = bisect(members, (key,))
-        last = self._strata[self._worst()]
-        if rank == len(members) and (rank, key) > (len(last) - 1, last[-1][0]):
-            return None
-        self._insert(key, -1, stratum)  # first, since it raises the rank of those after it
-        slot = self._drop(self._worst())
-        self._strata[stratum][rank] = (key, slot)
+        else:
+            self._insert(key, -1, stratum)  # first, since it raises the rank of those after it
+            slot = self._drop(self._find_worst()[2])
+            members = self._strata[stratum]
+            members[bisect(members, (key,))] = (key, slot)
+        if self.filled == self._capacity:
+            self._worst = self._find_worst()
         return slot
 
     def _insert(self, key: int, slot: int, stratum: int) -> None:
         insort(self._strata.setdefault(stratum, []), (key, slot))
-        self._held.add(key)
+        self._known.add(key)
         self._note(stratum)
 
     def _drop(self, stratum: int) -> int:
         """Drop the last example of a stratum and return its slot."""
         key, slot = self._strata[stratum].pop()
-        self._held.remove(key)
+        if key not in self._older:
+            self._known.remove(key)
         if self._strata[stratum]:
             self._note(stratum)
         else:
@@ -143,13 +157,13 @@ class HostSlots:
         members = self._strata[stratum]
         heapq.heappush(self._longest, (-len(members), -members[-1][0], stratum))
 
-    def _worst(self) -> int:
-        """Return the stratum whose last example has the largest rank, and the largest key among these."""
+    def _find_worst(self) -> tuple[int, int, int]:
+        """Return the largest rank, the largest key of this rank, and its stratum."""
         while True:
             size, key, stratum = self._longest[0]
             members = self._strata.get(stratum)
             if members and (-len(members), -members[-1][0]) == (size, key):
-                return stratum
+                return -size - 1, -key, stratum
             heapq.heappop(self._longest)
 
 
@@ -167,12 +181,15 @@ class Sketch(Sampler):
         period: The present period.
     """
 
+    waits = True
+
     def __init__(self, rows: Mapping[str, Tensor], generator: torch.Generator, salt: int, period: int) -> None:
         super().__init__(rows, generator)
         self._salt = salt
         content = [name for name in rows if name.partition(".")[0] in ("x", "y")] or list(rows)  # not the logits
         self._weights = {name: word_weights(name, rows[name]) for name in content}
-        self._period = torch.full((), period, device=self._device)  # a tensor, for writes that are replayed
+        self._period = period
+        self._period_tensor = torch.full((), period, device=self._device)  # for writes that are replayed
         self._keys = torch.full((self._capacity + 1,), EMPTY, device=self._device)
         self._strata = torch.zeros_like(self._keys)
         self._older = self._keys[:-1].clone()  # the keys held when the period began, in order
@@ -180,28 +197,40 @@ class Sketch(Sampler):
         self._host = HostSlots(self._capacity) if self._device.type == "cpu" else None
 
     def place(self, batch: Mapping[str, Tensor], remembered: bool) -> Placed:
-        batch = {name: column.to(self._device) for name, column in batch.items()}
-        keys = content_keys(batch, self._weights, self._salt)
-        strata = self._period * 2 + int(remembered)
-        if (missing := without_label(batch)) is not None:
-            keys = keys.masked_fill(missing, EMPTY)
-        if (y := batch.get("y")) is not None and has_classes(y):
-            strata = y.long() * _GOLDEN + strata
-        strata = (mix(strata) & _LOW_BITS).expand(len(keys))
+        batch = {name: column.detach().to(self._device) for name, column in batch.items()}
+        missing, y = without_label(batch), batch.get("y")
         if self._host is not None:
-            taken = self._host.take(keys.tolist(), strata.tolist())
-            if not taken:
-                return None
-            slots, rows = as_tensors(taken)
-            self._keys.index_copy_(0, slots, keys[rows])
-            self._strata.index_copy_(0, slots, strata[rows])
-            return slots, rows
+            return self._place_on_host(self._host, batch, missing, remembered)
+        keys = content_keys(batch, self._weights, self._salt)
+        keys = keys if missing is None else keys.masked_fill(missing, EMPTY)
+        part = self._period_tensor * 2 + int(remembered)
+        strata = (y.long() * _GOLDEN + part) & _LOW_BITS if y is not None and has_classes(y) else part.expand(len(keys))
         nearest = torch.searchsorted(self._older, keys).clamp_(max=len(self._older) - 1)
         keys = keys.masked_fill(self._older[nearest] == keys, EMPTY)
         slots = distinct_slots(self._keys[:-1], self._strata[:-1], keys, strata)
         self._keys.index_copy_(0, slots, keys)
         self._strata.index_copy_(0, slots, strata)
         return slots, None
+
+    def _place_on_host(
+        self, host: HostSlots, batch: Mapping[str, Tensor], missing: Tensor | None, remembered: bool
+    ) -> Placed:
+        keys = host_content_keys(batch, self._weights, self._salt)
+        if missing is not None and missing.any():
+            keys = [EMPTY if absent else key for key, absent in zip(keys, missing.tolist(), strict=True)]
+        part, y = self._period * 2 + int(remembered), batch.get("y")
+        if y is not None and has_classes(y):
+            strata = [(label * _GOLDEN + part) & _LOW_BITS for label in y.tolist()]
+        else:
+            strata = [part] * len(keys)
+        taken = host.take(keys, strata)
+        if not taken:
+            return None
+        slots, rows = as_tensors(taken)
+        entering = torch.tensor([(keys[row], strata[row]) for row in taken.values()], device="cpu")
+        self._keys.index_copy_(0, slots, entering[:, 0])
+        self._strata.index_copy_(0, slots, entering[:, 1])
+        return slots, rows
 
     def filled(self) -> int:
         """Return the number of examples held. On a GPU it is read once after each change, until the buffer is full."""
@@ -218,7 +247,8 @@ class Sketch(Sampler):
 
     def begin_period(self, period: int) -> None:
         """Put the examples that follow into new strata."""
-        self._period.fill_(period)
+        self._period = period
+        self._period_tensor.fill_(period)
         self._older.fill_(EMPTY)[: self._capacity].copy_(self._keys[:-1].sort().values)
         if self._host is not None:
             self._host.begin_period()

@@ -33,8 +33,8 @@ from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
 from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner, drain
 
-RESERVE = 200  # steps for the end that repairs during training leave over, but at most half of the budget
-LEAST = 100  # steps that the repair at the end may take even if less of the budget is left
+RESERVE = 300  # steps for the end that repairs during training leave over, but at most three quarters of the budget
+LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -100,7 +100,7 @@ class Upkeep:
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now."""
         earned, batch = self._budget * self.trained, self.settings.batch
-        return self.settings.spread and earned - min(earned / 2, RESERVE * batch) >= self.spent + CHUNK * batch
+        return self.settings.spread and earned - min(0.75 * earned, RESERVE * batch) >= self.spent + CHUNK * batch
 
     @property
     def spent(self) -> float:
@@ -220,7 +220,7 @@ class Upkeep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
         saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
-        if not saved.items() & self._present_shapes().items():
+        if saved and not saved.items() & self._present_shapes().items():  # a run of the benchmark has no anchor
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]

@@ -46,13 +46,15 @@ class Repair:
         self._run: Finetuning | None = None  # the finetuning under way, of these groups
         self._groups: tuple[str, ...] = ()
         self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
+        self._trained = 0  # examples of the training so far
         self._counted = (0, 0)  # steps and measurements of self-tuning repairs whose FLOPs are counted
 
     def due(self, step: int, examples: int, stored: int) -> bool:
         """Count the examples of a training step, and return whether a repair follows it."""
+        self._trained += examples
         if self._upkeep is None:
             return self._settings.due(step) and stored > 0
-        self._upkeep.trained += examples
+        self._upkeep.trained = self._trained
         return self._upkeep.affords_repair() and self._upkeep.ready(self._learner.buffer)
 
     def groups(self, row: Row) -> dict[str, float]:
@@ -94,7 +96,8 @@ class Repair:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
         learner = self._learner
         chosen = unfrozen(self._network, self.selection.names(done.groups))
-        size = min(self._settings.batch, len(learner.buffer))
+        held_out = 0 if self._upkeep is None else self._upkeep.held_out
+        size = min(self._settings.batch, len(learner.buffer) - held_out)
         key = ("finetune", chosen, size)
         if key not in learner.costs:
             with only(self._network, chosen):
@@ -104,7 +107,7 @@ class Repair:
             tuner = self._upkeep.tuner
             steps, measured = tuner.steps - self._counted[0], tuner.measured - self._counted[1]
             self._counted = (tuner.steps, tuner.measured)
-            learner.spend("finetune", measured * self._upkeep.held_out)
+            learner.spend("finetune", measured * held_out)
         learner.flops["finetune"] += steps * learner.costs[key]
         self._repairer.accept(done.groups, self._moved)
 
@@ -126,15 +129,18 @@ class Repair:
         if state is not None:
             self._begin(tuple(state["chosen"])).load_state_dict(state)
 
-    def upkeep_state(self) -> dict[str, Any] | None:
-        """Return what repairs within a budget have found and spent so far."""
-        if self._upkeep is None:
-            return None
-        return {"counted": list(self._counted), **self._upkeep.state_dict()}
+    def upkeep_state(self) -> dict[str, Any]:
+        """Return what repairs within a budget have found and spent so far, and the examples that they follow."""
+        upkeep = {} if self._upkeep is None else self._upkeep.state_dict()
+        return {**upkeep, "trained": self._trained, "counted": list(self._counted)}
 
-    def load_upkeep_state(self, state: Mapping[str, Any] | None) -> None:
-        """Resume from what ``upkeep_state`` returned."""
-        if self._upkeep is not None and state is not None:
+    def load_upkeep_state(self, state: Mapping[str, Any]) -> None:
+        """Resume from what ``upkeep_state`` returned, also at the end of a training that had another repair."""
+        self._trained = state["trained"]
+        if self._upkeep is None:
+            return
+        self._upkeep.trained = self._trained
+        if state.get("budget") == self._settings.budget:
             steps, measured = state["counted"]
             self._counted = (steps, measured)
             self._upkeep.load_state_dict(state)
@@ -143,6 +149,9 @@ class Repair:
         self, upkeep: Upkeep, progress: Stepped, final: bool
     ) -> Generator[Event, None, Repaired | None]:
         learner, tensors = self._learner, float_tensors(self._network)
+        groups = upkeep.selection.movable(upkeep.selection.choice({}))
+        if not groups:
+            return None
         learner.engine.seed(draw_seed(self._generator))
         before = {name: tensors[name].detach().clone() for name in upkeep.names()}
         work = upkeep.repair(learner.buffer, self._generator, learner.engine, at_end=final)
@@ -155,7 +164,6 @@ class Repair:
             yield Waiting() if learner.engine.will_wait() else progress
         self._moved = {name: tensors[name].detach() - value for name, value in before.items()}
         learner.finetuned = True
-        groups = upkeep.selection.movable(upkeep.selection.choice({}))
         return Repaired(progress.step, groups, done.before.loss, done.after.loss)
 
     def _begin(self, groups: tuple[str, ...]) -> Finetuning:
