@@ -16,17 +16,17 @@ from forgetless.repair.tuning import Rate
 from forgetless.repair.upkeep import Upkeep
 
 
-def test_repairs_happen_when_half_of_the_budget_pays_for_one():
-    """Steps have 32 examples, repairs 20 × 32. From step 400 on the reserve is 200 steps, no longer half."""
+def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
+    """Steps have 32 examples, repairs 20 × 32. From step 400 on the reserve is 300 steps, no longer three quarters."""
     upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=32), Objective())
     due = []
     for step in range(1, 501):
         if upkeep.advance(32):
             due.append(step)
             upkeep.tuner.steps += 20  # as a repair would
-    assert due == [*range(40, 401, 40), 420, 440, 460, 480, 500]
-    assert upkeep.spent == 15 * 640
-    assert upkeep.limit() == 500 - 15 * 20
+    assert due == [80, 160, 240, 320, 400, 420, 440, 460, 480, 500]
+    assert upkeep.spent == 10 * 640
+    assert upkeep.limit() == 500 - 10 * 20
 
 
 def test_a_measurement_costs_a_third_of_its_examples():
@@ -35,7 +35,7 @@ def test_a_measurement_costs_a_third_of_its_examples():
     assert upkeep.held_out == 5
     assert upkeep.spent == 7 * 10 + 6 * 5 / 3
     assert upkeep.cost == pytest.approx(0.08)
-    assert upkeep.limit() == 100  # at least; 92 are left of the budget
+    assert upkeep.limit() == 150  # at least; 92 are left of the budget
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])
@@ -48,14 +48,14 @@ def test_the_budget_holds_during_training_and_at_the_end(budget):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-        affordable = budget * 16 * step / 2 >= upkeep.spent + 20 * 32
+        affordable = budget * 16 * step / 4 >= upkeep.spent + 20 * 32
         assert (fpf.observe(x, y) is not None) == affordable, f"step {step}"
         repaired += [step] * affordable
-    assert repaired[0] == 20 * 32 // (8 * budget)  # 8 · budget · step = 640
+    assert repaired[0] == 20 * 32 / (4 * budget)  # a quarter of what is earned, 4 · budget · step, is 640
     assert upkeep.spent <= budget * upkeep.trained
     assert fpf.finetunings == len(repaired)
     report = fpf.finish()
-    assert upkeep.spent <= budget * upkeep.trained + 100 * 32
+    assert upkeep.spent <= budget * upkeep.trained + 150 * 32
     assert report.cost == pytest.approx(upkeep.spent / 6400)
 
 
@@ -76,12 +76,12 @@ def test_defaults_keep_what_plain_training_forgets(kind, device):
 def test_a_first_repair_waits_for_64_examples():
     model, shape = make("mlp")
     fpf = FPF(model, budget=10)
-    done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:20]]
-    # 80 examples are earned in each step, half of them for the end: 640 after 16 steps. The buffer has 64 after 8.
-    assert done.index(True) == 15
+    done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:40]]
+    # 80 examples are earned in each step, three quarters for the end: 640 after 32 steps. The buffer has 64 after 8.
+    assert done.index(True) == 31
     fpf = FPF(model, budget=10, batch=4)
     done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:20]]
-    assert done.index(True) == 8  # 80 after 2 steps, but 64 are stored after 8, and repaired before the 9th is
+    assert done.index(True) == 8  # 80 after 4 steps; 64 are stored after 8, and repaired before the ninth batch is
 
 
 def test_a_harmful_repair_is_undone_and_counted():
@@ -119,7 +119,7 @@ def test_a_restored_run_resumes_bit_for_bit(tmp_path, device, policy, stop):
     def build():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
-        fpf = FPF(model.to(device), 40, budget=6, distill=0.3, policy=policy, seed=7)
+        fpf = FPF(model.to(device), 40, budget=10, distill=0.3, policy=policy, seed=7)
         return model, fpf, torch.optim.SGD(model.parameters(), lr=0.1)
 
     def go(model, fpf, optimizer, batches):
@@ -268,12 +268,12 @@ def test_what_is_frozen_is_not_repaired():
     fpf = FPF(model, 64, budget=10, groups=["fc3"])
     model.fc3.requires_grad_(False)
     before, batches = state(model), list(shifting(shape))
-    for x, y in batches[:7]:
+    for x, y in batches[:15]:
         fpf.observe(x, y)
-    with pytest.warns(UserWarning, match="at step 8, but nothing was finetuned: fc3, which is chosen, is frozen"):
-        assert fpf.observe(*batches[7]) is None
-    assert fpf.observe(*batches[8]) is None  # it warns once
-    with pytest.warns(UserWarning, match="nothing was finetuned in 9 steps: fc3, which is chosen, is frozen"):
+    with pytest.warns(UserWarning, match="at step 16, but nothing was finetuned: fc3, which is chosen, is frozen"):
+        assert fpf.observe(*batches[15]) is None
+    assert fpf.observe(*batches[16]) is None  # it warns once
+    with pytest.warns(UserWarning, match="nothing was finetuned in 17 steps: fc3, which is chosen, is frozen"):
         assert fpf.finish() is None
     assert moved(before, model) == set()
     model.fc3.requires_grad_(True)
