@@ -1,7 +1,9 @@
-"""What real training needs, each as a loop on two small tasks: the first task's loss after it was forgotten, repaired.
+"""What real training needs, each as a loop on two small tasks: the first task's loss, forgotten and repaired.
 
-Every loop is what a user would write. ``SETTINGS`` are those of the repair.
+Every loop is what a user would write. It is repaired within a budget and, once, on the paper's schedule.
 """
+
+import copy
 
 import pytest
 import torch
@@ -10,22 +12,31 @@ from torch import nn
 
 from forgetless import FPF
 
-SETTINGS = {"groups": "all", "steps": 100, "lr": 0.2}
 
+@pytest.fixture(params=[{}, {"steps": 100, "lr": 0.2}], ids=["budget", "schedule"])
+def forget_and_repair(request):
+    """Return a function that trains without and with repairs, and returns both losses of the old examples."""
 
-def forget_and_repair(model, batches, measure, old, *, lr=0.1, **given):
-    """Train on all batches, finish, and return the loss of the old examples before and after the repair."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    fpf = FPF(model, **SETTINGS, **given)
-    for x, y in batches:
-        optimizer.zero_grad()
-        measure(x, y).backward()
-        optimizer.step()
-        fpf.observe(x, y)
-    with torch.no_grad():
-        before = measure(*old).item()
-        assert fpf.finish() is not None
-        return before, measure(*old).item()
+    def train(model, batches, measure, old, *, lr=0.1, **given):
+        start = copy.deepcopy(model.state_dict())
+        losses = []
+        for repaired in (False, True):
+            model.load_state_dict(start)
+            optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+            fpf = FPF(model, groups="all", **request.param, **given)
+            for x, y in batches:
+                optimizer.zero_grad()
+                measure(x, y).backward()
+                optimizer.step()
+                if repaired:
+                    fpf.observe(x, y)
+            with torch.no_grad():
+                if repaired:
+                    assert fpf.finish() is not None
+                losses.append(measure(*old).item())
+        return losses
+
+    return train
 
 
 class TwoHeads(nn.Module):
@@ -51,7 +62,7 @@ def properties(task, count=32):
     return x, {"colour": colour, "size": size}
 
 
-def test_several_heads_with_mappings_of_outputs_and_labels():
+def test_several_heads_with_mappings_of_outputs_and_labels(forget_and_repair):
     torch.manual_seed(0)
     model = TwoHeads()
 
@@ -64,7 +75,7 @@ def test_several_heads_with_mappings_of_outputs_and_labels():
     assert after < before / 2
 
 
-def test_a_loss_over_mappings():
+def test_a_loss_over_mappings(forget_and_repair):
     torch.manual_seed(0)
     model = TwoHeads()
 
@@ -107,7 +118,7 @@ def squares(task, count=16):
     return x, y
 
 
-def test_per_pixel_labels():
+def test_per_pixel_labels(forget_and_repair):
     torch.manual_seed(0)
     model = UNet()
     batches = [squares(task) for task in (0, 1) for _ in range(60)]
@@ -118,7 +129,7 @@ def test_per_pixel_labels():
     assert after < before / 2
 
 
-def test_regression_with_drift():
+def test_regression_with_drift(forget_and_repair):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 2))
 
@@ -136,7 +147,7 @@ def test_regression_with_drift():
 
 
 @pytest.mark.parametrize("kind", ["classes", "numbers"])
-def test_examples_without_a_label_are_skipped(kind):
+def test_examples_without_a_label_are_skipped(kind, forget_and_repair):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 4))
     loss, missing = {"classes": (None, -100), "numbers": (F.mse_loss, torch.nan)}[kind]
@@ -187,7 +198,7 @@ def gpt2():
 
 
 @pytest.mark.parametrize(("make", "lr"), [(LanguageModel, 1.0), (gpt2, 0.3)])
-def test_the_models_own_loss(make, lr):
+def test_the_models_own_loss(make, lr, forget_and_repair):
     torch.manual_seed(0)
     model = make()
 

@@ -53,6 +53,17 @@ def test_batch_norm_statistics_agree_after_a_finetuning(together):
     assert first["weights"] == second["weights"]
 
 
+def test_processes_share_a_budget(together):
+    """They count the examples of all batches, which differ in size, and repair after the same steps."""
+    (one,), (first, second) = together("budget", 1), together("budget", 2)
+    assert first["weights"] == second["weights"]
+    assert first["chosen"] == second["chosen"]
+    assert first["losses"] == second["losses"]
+    assert first["trained"] == second["trained"] == one["trained"] == 960
+    assert first["finetunings"] == second["finetunings"] > 1
+    assert min(first["accuracy"], one["accuracy"]) > 85
+
+
 def test_unlabelled_examples_have_no_weight(together):
     """One process has 60 labels and the other one; the update equals that of 61, in double precision."""
     (one,), (first, second) = together("unlabelled", 1), together("unlabelled", 2)

@@ -6,6 +6,7 @@ Each process writes a summary of every case as JSON.
 
 ``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
 process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
+``budget``: repairs within a budget, also with batch norm; the first process gets two thirds of each batch.
 ``unlabelled``: a label for each of several places, few of them in one half of the images; in double precision.
 ``starved``: the last process has batches without examples.
 """
@@ -33,7 +34,7 @@ def main(folder: Path) -> None:
     count, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if count > 1:
         dist.init_process_group("gloo")
-    for case in ("whole", "sampled", "norm"):
+    for case in ("whole", "sampled", "norm", "budget"):
         (folder / f"{case}{count}-{rank}.json").write_text(json.dumps(summary(case, count, rank)))
     (folder / f"unlabelled{count}-{rank}.json").write_text(json.dumps(unlabelled(count, rank)))
     (folder / f"starved{count}-{rank}.json").write_text(json.dumps(starved(count, rank)))
@@ -74,17 +75,18 @@ def summary(case: str, count: int, rank: int) -> dict[str, Any]:
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
     torch.manual_seed(0)
     network = forgetless.networks.mlp(10, inputs=64, hidden=(32,))
-    if case == "norm":
+    if case in ("norm", "budget"):
         network = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
     model = DistributedDataParallel(network) if count > 1 else network
     settings = {"capacity": 60, "batch": 16} if case != "whole" else {"capacity": 1000, "batch": 1000}
-    fpf = forgetless.FPF(model, every=15, steps=20, lr=0.1, window=5, **settings)
+    settings |= {"budget": 3} if case == "budget" else {"every": 15, "steps": 20, "lr": 0.1, "window": 5}
+    fpf = forgetless.FPF(model, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
     for task in range(3):
         rows = (y // 2 == task).nonzero().flatten()
         for batch in rows[torch.randperm(len(rows), generator=generator)][:320].split(20):
-            mine = batch.chunk(count)[rank]
+            mine = batch.chunk(count)[rank] if case != "budget" or count == 1 else batch.split([14, 6])[rank]
             logits = model(x[mine])
             loss = F.cross_entropy(logits, y[mine])
             optimizer.zero_grad()
@@ -99,7 +101,8 @@ def summary(case: str, count: int, rank: int) -> dict[str, Any]:
         "finetunings": fpf.finetunings,
         "shifts": fpf.shifts,
         "capacity": fpf.buffer.capacity,
-        "losses": done.losses,
+        "losses": [done.loss_before, done.loss_after] if case == "budget" else done.losses,
+        "trained": fpf.state_dict()["upkeep"]["trained"] if case == "budget" else None,
         "kept": sorted((fpf.buffer["x"] @ torch.arange(64.0)).tolist()),  # tells images apart
         "weights": torch.cat([tensor.flatten().double() for tensor in network.state_dict().values()]).tolist(),
         "accuracy": 100 * (network.eval()(x[old]).argmax(1) == y[old]).double().mean().item(),

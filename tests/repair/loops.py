@@ -11,6 +11,9 @@ from torch import nn
 from forgetless import FPF, Buffer, networks
 from helpers import CNN, Transformer
 
+MODES = [{"steps": 5}, {}]  # a short repair on the paper's schedule, and one within the default budget
+MODE_NAMES = ["schedule", "budget"]
+
 
 def shifting(shape, classes=4, steps=60, batch=16, seed=0, device="cpu"):
     """Yield batches of two tasks of two classes each: a fixed pattern per class, and noise."""
@@ -81,7 +84,7 @@ def normalised(affine=True):
 def repaired(model, **settings):
     """Train a network for some steps and return its FPF, which finetunes all groups."""
     torch.manual_seed(0)
-    fpf = FPF(model, capacity=20, steps=3, window=2, groups="all", **settings)
+    fpf = FPF(model, capacity=20, groups="all", **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(4):
         x, y = torch.rand(10, 8), torch.randint(3, (10,))

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import in_two_tasks, make, normalised, repaired, run, shifting
+from loops import MODE_NAMES, MODES, in_two_tasks, make, normalised, repaired, run, shifting
 from torch import nn
 
 import forgetless
@@ -28,19 +28,20 @@ class Cached(nn.Module):
         return self.fc(((self.embedding(x) + self.positions[:length]) * self.mask[:length]).mean(1))
 
 
-def test_caches_that_follow_the_input_are_not_tracked():
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+def test_caches_that_follow_the_input_are_not_tracked(mode):
     model = Cached()
     assert "positions" not in {name for names in forgetless.groups(model).values() for name in names}
-    fpf = FPF(model, 20, groups=["head"], steps=3, window=1)
+    fpf = FPF(model, 20, groups=["head"], **mode)
     for length in (3, 6):
         x, y = torch.randint(30, (16, 6))[:, :length].repeat(1, 6 // length), torch.randint(4, (16,))
         model(torch.randint(30, (1, length + 5)))  # grows in an evaluation
         fpf.observe(x, y)
     later = Cached()
     later.load_state_dict(model.state_dict())
-    again = FPF(later, 20, groups=["head"], steps=3, window=1)
+    again = FPF(later, 20, groups=["head"], **mode)
     again.load_state_dict(fpf.state_dict())
-    assert again.finish().steps == 3  # grows while it is finetuned
+    assert again.finish().names == ("fc.weight", "fc.bias")  # grows while it is finetuned
     assert later.mask.shape == (2, 1)
 
 
@@ -103,11 +104,12 @@ def test_statistics_that_never_moved_are_not_chosen(tested):
     assert torch.equal(model[1].running_mean, before)
 
 
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("tested", [False, True])
-def test_statistics_of_a_part_frozen_later_stay(tested, affine):
+def test_statistics_of_a_part_frozen_later_stay(tested, affine, mode):
     model = normalised(affine)
-    fpf = FPF(model, capacity=50, groups="all", steps=5)
+    fpf = FPF(model, capacity=50, groups="all", **mode)
     in_two_tasks(model, fpf, lambda: model.body.requires_grad_(False).eval())
     before = copy.deepcopy(model.state_dict())
     if tested:
@@ -120,14 +122,15 @@ def test_statistics_of_a_part_frozen_later_stay(tested, affine):
     assert model.neck.training == (not tested)
 
 
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 @pytest.mark.parametrize("again", [False, True])
-def test_statistics_of_a_resting_layer_stay(again):
+def test_statistics_of_a_resting_layer_stay(again, mode):
     model = normalised()
-    fpf = FPF(model, capacity=50, groups="all", steps=5)
+    fpf = FPF(model, capacity=50, groups="all", **mode)
     model.body[1].eval()
     in_two_tasks(model, fpf)
     if again:  # in another process
-        state, fpf = fpf.state_dict(), FPF(model, capacity=50, groups="all", steps=5)
+        state, fpf = fpf.state_dict(), FPF(model, capacity=50, groups="all", **mode)
         fpf.load_state_dict(state)
     before = copy.deepcopy(model.state_dict())
     model.eval()
@@ -135,7 +138,7 @@ def test_statistics_of_a_resting_layer_stay(again):
     assert {"body.1.weight", "neck.1.running_mean"} <= set(done.names)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         assert torch.equal(model.state_dict()[f"body.1.{name}"], before[f"body.1.{name}"])
-    assert model.neck[1].num_batches_tracked == before["neck.1.num_batches_tracked"] + 5
+    assert model.neck[1].num_batches_tracked == before["neck.1.num_batches_tracked"] + done.steps > 0
 
 
 class Counting(nn.Module):
@@ -153,20 +156,22 @@ class Counting(nn.Module):
         return x - self.mean
 
 
+@pytest.mark.parametrize("mode", [{"steps": 5, "threshold": 0.0}, {}], ids=MODE_NAMES)
 @pytest.mark.parametrize("groups", ["auto", "all"])
-def test_other_buffers_move_only_if_named(groups):
+def test_other_buffers_move_only_if_named(groups, mode):
     torch.manual_seed(0)
     model = nn.Sequential(Counting(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
-    fpf = FPF(model, capacity=60, groups=groups, threshold=0.0, steps=5, batch=10)
+    fpf = FPF(model, capacity=60, groups=groups, batch=10, **mode)
     in_two_tasks(model, fpf)
     mean, count = model[0].mean.clone(), int(model[0].count)
     done = fpf.finish()
     assert ("0.mean" in done.names) == (groups == "all")
     assert torch.equal(model[0].mean, mean) == (groups == "auto")
-    assert int(model[0].count) == count + (50 if groups == "all" else 0)
+    assert int(model[0].count) == count + (10 * done.steps if groups == "all" else 0)
 
 
-def test_resting_statistics_stay_inside_a_wrapper(monkeypatch):
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+def test_resting_statistics_stay_inside_a_wrapper(monkeypatch, mode):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # or DataParallel would call the GPU
 
     class Resting(nn.Sequential):
@@ -177,17 +182,18 @@ def test_resting_statistics_stay_inside_a_wrapper(monkeypatch):
 
     network = Resting(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).train()
     model = nn.DataParallel(network)
-    fpf = repaired(model)
+    fpf = repaired(model, **mode)
     model.module.eval()
     fpf.finish()
     assert network[1].running_mean.tolist() == [0] * 8
 
 
-def test_an_unchosen_embedding_with_max_norm_stays():
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+def test_an_unchosen_embedding_with_max_norm_stays(mode):
     """Its forward pass writes to its weight."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(20, 8, max_norm=0.5), nn.Flatten(), nn.Linear(24, 3))
-    fpf = FPF(model, groups=["head"], steps=5)
+    fpf = FPF(model, groups=["head"], **mode)
     x = torch.randint(20, (16, 3))
     fpf.observe(x, x[:, 0] % 3)
     before = model[0].weight.detach().clone()
@@ -203,13 +209,15 @@ def test_a_cache_of_a_normalisation_layer_is_no_statistic():
             self.register_buffer("gain", torch.ones(features), persistent=False)
 
     network = nn.Sequential(nn.Linear(8, 8), Gained(8), nn.Linear(8, 3))
-    assert "1.running_mean" in repaired(network).finish().names
+    for mode in MODES:
+        assert "1.running_mean" in repaired(network, **mode).finish().names
     assert "1.gain" not in forgetless.groups(network)["norm.stats"]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_a_sparse_buffer_is_left_alone(layout):
+def test_a_sparse_buffer_is_left_alone(layout, mode):
     class Graph(nn.Module):
         def __init__(self):
             super().__init__()
@@ -220,5 +228,5 @@ def test_a_sparse_buffer_is_left_alone(layout):
             return self.fc((self.edges @ x.mT).mT)
 
     network = Graph()
-    assert repaired(network).finish().names == ("fc.weight", "fc.bias")
+    assert repaired(network, **mode).finish().names == ("fc.weight", "fc.bias")
     assert torch.equal(network.edges.to_dense(), torch.eye(8))

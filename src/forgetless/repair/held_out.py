@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
-from forgetless.compute.modules import uncompiled, without_reducer
+from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
+from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass
 
@@ -33,11 +34,23 @@ class Score:
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Put the network into evaluation mode, uncompiled, and restore every module's mode on leaving.
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation mode, uncompiled, and leave it as it was: modes, buffers, and what autocast holds.
 
-    A user's autocast, around this, forgets the weights it has cast: a repair moves them.
+    An autocast around this forgets the weights that it has cast, since a repair moves them.
     """
+    network = unwrap(model)
+    written = Restorer(network, ())
+    try:
+        with in_evaluation_mode(network):
+            yield
+    finally:
+        written.restore_still()
+
+
+@contextmanager
+def in_evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """Do the part of ``evaluating`` that needs no copies: all, for networks that write only in training mode."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     torch.clear_autocast_cache()
@@ -67,7 +80,8 @@ def measure(
         sums = engine.persistent(key, lambda: torch.zeros(4, device=device))
         engine.call(key, lambda: sums.copy_(_sums(model, buffer, objective, device)))
     else:  # rows are still being added, so a captured graph would soon be of no use
-        sums = _sums(model, buffer, objective, device)
+        with evaluating(model):
+            sums = _sums(model, buffer, objective, device)
     if processes is not None and processes.count > 1:
         sums = processes.mean(sums)
     loss, labels, hits, examples = sums.tolist()
@@ -80,7 +94,7 @@ def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.
     rows = buffer.held_out()
     count = len(next(iter(rows.values())))
     sums = torch.zeros(4, device=device)
-    with evaluating(model), objective.cast(device):
+    with in_evaluation_mode(model), objective.cast(device):
         for start in range(0, count, BATCH):
             part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
             output = objective.output(model, objective.plain_inputs(part), part)

@@ -1,0 +1,291 @@
+"""Repairs within a budget: when they happen, what they cost, and what they leave as it was."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import accuracy, make, moved, normalised, run, shifting, state
+from torch import nn
+
+from forgetless import FPF, NonFiniteError, networks
+from forgetless.repair.objective import Objective
+from forgetless.repair.report import Report
+from forgetless.repair.settings import Finetune
+from forgetless.repair.tuning import Rate
+from forgetless.repair.upkeep import Upkeep
+
+
+def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
+    """Steps have 32 examples, repairs 20 × 32. From step 400 on the reserve is 300 steps, no longer three quarters."""
+    upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=32), Objective())
+    due = []
+    for step in range(1, 501):
+        if upkeep.advance(32):
+            due.append(step)
+            upkeep.tuner.steps += 20  # as a repair would
+    assert due == [80, 160, 240, 320, 400, 420, 440, 460, 480, 500]
+    assert upkeep.spent == 10 * 640
+    assert upkeep.limit() == 500 - 10 * 20
+
+
+def test_a_measurement_costs_a_third_of_its_examples():
+    upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=10), Objective())
+    upkeep.tuner.steps, upkeep.tuner.measured, upkeep._held, upkeep.trained = 7, 6, 33, 1000
+    assert upkeep.held_out == 5
+    assert upkeep.spent == 7 * 10 + 6 * 5 / 3
+    assert upkeep.cost == pytest.approx(0.08)
+    assert upkeep.limit() == 150  # at least; 92 are left of the budget
+
+
+@pytest.mark.parametrize("budget", [0.5, 2.0])
+def test_the_budget_holds_during_training_and_at_the_end(budget):
+    model, shape = make("mlp")
+    fpf = FPF(model, capacity=64, budget=budget, groups="all")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    upkeep, repaired = fpf._repairer, []
+    for step, (x, y) in enumerate(shifting(shape, steps=200), start=1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        affordable = budget * 16 * step / 4 >= upkeep.spent + 20 * 32
+        assert (fpf.observe(x, y) is not None) == affordable, f"step {step}"
+        repaired += [step] * affordable
+    assert repaired[0] == 20 * 32 / (4 * budget)  # a quarter of what is earned, 4 · budget · step, is 640
+    assert upkeep.spent <= budget * upkeep.trained
+    assert fpf.finetunings == len(repaired)
+    report = fpf.finish()
+    assert upkeep.spent <= budget * upkeep.trained + 150 * 32
+    assert report.cost == pytest.approx(upkeep.spent / 6400)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "transformer", "mlp"])
+def test_defaults_keep_what_plain_training_forgets(kind, device):
+    model, shape = make(kind)
+    model.to(device)
+    run(model, shape, device=device)
+    assert accuracy(model, shape, device) < 0.8
+    model, shape = make(kind)
+    model.to(device)
+    report = run(model, shape, FPF(model, capacity=64), device=device)
+    assert isinstance(report, Report)
+    assert accuracy(model, shape, device) > 0.9
+    assert report.loss_after < report.loss_before
+
+
+def test_a_first_repair_waits_for_64_examples():
+    model, shape = make("mlp")
+    fpf = FPF(model, budget=10)
+    done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:40]]
+    # 80 examples are earned in each step, three quarters for the end: 640 after 32 steps. The buffer has 64 after 8.
+    assert done.index(True) == 31
+    fpf = FPF(model, budget=10, batch=4)
+    done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:20]]
+    assert done.index(True) == 8  # 80 after 4 steps; 64 are stored after 8, and repaired before the ninth batch is
+
+
+def test_a_harmful_repair_is_undone_and_counted():
+    model = normalised()
+    fpf = FPF(model, capacity=64, budget=10)
+    fpf._repairer.tuner.rate = Rate("sgd", 1000.0)
+    for x, y in shifting((16,)):
+        before = state(model)
+        if done := fpf.observe(torch.randn_like(x), torch.randint(4, y.shape)):
+            break
+    assert (done.undone, done.losses) == (20, ())
+    assert moved(before, model) == set()
+    assert fpf._repairer.tuner.rate == Rate("sgd", 500.0)
+    assert "1 repairs, 1 of them undone" in str(fpf.profile())
+
+
+def test_finish_leaves_a_perfect_network_as_it_is():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).eval()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(4))
+        model[2].weight.copy_(1e5 * torch.eye(2, 4))
+    y = torch.arange(32) % 2
+    fpf = FPF(model)
+    fpf.observe(torch.cat([F.one_hot(y), torch.rand(32, 2)], 1), y)
+    before = state(model)
+    report = fpf.finish()
+    assert (report.loss_before, report.loss_after, report.accuracy_after, report.steps) == (0.0, 0.0, 1.0, 0)
+    assert moved(before, model) == set()
+    assert "the weights are unchanged" in str(report)
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "distinct"])
+@pytest.mark.parametrize("stop", [3, 40, 97])
+def test_a_restored_run_resumes_bit_for_bit(tmp_path, device, policy, stop):
+    def build():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
+        fpf = FPF(model.to(device), 40, budget=10, distill=0.3, policy=policy, seed=7)
+        return model, fpf, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def go(model, fpf, optimizer, batches):
+        for x, y in batches:
+            logits = model(x)
+            optimizer.zero_grad()
+            F.cross_entropy(logits, y).backward()
+            optimizer.step()
+            fpf.observe(x, y, logits)
+
+    batches = list(shifting((16,), device=device))
+    model, fpf, optimizer = build()
+    go(model, fpf, optimizer, batches[:stop])
+    rng = torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+    torch.save([model.state_dict(), fpf.state_dict(), rng], tmp_path / "state.pt")
+    go(model, fpf, optimizer, batches[stop:])
+    report = fpf.finish()
+    assert fpf.finetunings > 2
+    again, resumed, optimizer = build()
+    weights, saved, rng = torch.load(tmp_path / "state.pt", weights_only=True)
+    again.load_state_dict(weights)
+    resumed.load_state_dict(saved)
+    torch.cuda.set_rng_state(rng) if device == "cuda" else torch.set_rng_state(rng)
+    go(again, resumed, optimizer, batches[stop:])
+    resumed_report = resumed.finish()
+    assert {**resumed_report.to_dict(), "seconds": 0} == {**report.to_dict(), "seconds": 0}
+    assert moved(model.state_dict(), again) == set()
+
+
+def test_a_head_may_grow():
+    model, shape = make("mlp")
+    model.fc3 = nn.Linear(100, 2)
+    fpf = FPF(model, capacity=64, budget=5)
+    for step, (x, y) in enumerate(shifting(shape)):
+        if step == 60:  # classes 2 and 3 begin
+            old, model.fc3 = model.fc3, nn.Linear(100, 4)
+            with torch.no_grad():
+                model.fc3.weight[:2], model.fc3.bias[:2] = old.weight, old.bias
+            fpf.boundary()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        fpf.observe(x, y)
+    report = fpf.finish()
+    assert accuracy(model, shape) > 0.9
+    assert [group.parameters for group in report.groups] == [1700, 10100, 404]
+    assert {"fc3.weight", "fc3.bias"} <= set(fpf._repairer.names())
+
+
+def test_a_grown_network_resumes_from_a_smaller_ones_state():
+    (small, shape), (large, _) = make("mlp"), make("mlp")
+    saved = FPF(small, capacity=64)
+    for x, y in list(shifting(shape))[:8]:
+        saved.observe(x, y)
+    large.fc3 = nn.Linear(100, 12)
+    fpf = FPF(large, capacity=64)
+    fpf.load_state_dict(saved.state_dict())
+    report = fpf.finish()
+    assert {group.name: group.score is None for group in report.groups} == {"fc1": False, "fc2": False, "fc3": True}
+    with pytest.raises(ValueError, match="saved from another network: none of its parameters has this name and shape"):
+        FPF(networks.mlp(10, 16, hidden=(9,)), 64).load_state_dict(saved.state_dict())
+
+
+def test_remembered_examples_are_repaired():
+    """The training has classes 2 and 3 only; the classes before it are remembered."""
+    model, shape = make("mlp")
+    batches = list(shifting(shape))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fpf = FPF(model, capacity=64)
+    for x, y in batches[:2]:
+        fpf.remember(x, y)
+    assert (fpf.step, fpf._repairer.trained) == (0, 0)
+    for x, y in batches[60:]:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        fpf.observe(x, y)
+    report = fpf.finish()
+    assert accuracy(model, shape) > 0.9
+    assert {line.label for line in report.classes} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("capacity", [24, 200])
+def test_a_buffer_may_have_another_size_when_loaded(capacity):
+    model, shape = make("mlp")
+    saved, resumed = FPF(model, capacity=64, budget=5), FPF(copy.deepcopy(model), capacity=capacity, budget=5)
+    batches = list(shifting(shape))
+    for x, y in batches[:30]:
+        saved.observe(x, y)
+    resumed.load_state_dict(saved.state_dict())
+    assert len(resumed.buffer) == min(capacity, 64)
+    for x, y in batches[30:]:
+        resumed.observe(x, y)
+    assert len(resumed.buffer) == capacity
+    assert resumed.finish().examples == capacity
+
+
+def test_diverged_training_is_an_error():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64)
+    batches = shifting(shape)
+    fpf.observe(*next(batches))
+    with torch.no_grad():
+        model.fc1.weight.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="held-out examples is nan before the repair: the network or the examples"):
+        fpf.finish()
+
+
+@pytest.mark.parametrize("budget", [0, -1, 11, "much", float("nan")])
+def test_a_budget_outside_its_range_is_refused(budget):
+    with pytest.raises(ValueError, match=f"budget is {budget!r}; it must be a finite number above 0 and 10 or less"):
+        FPF(networks.mlp(4), budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("every", 5), ("steps", 5), ("lr", 0.1), ("threshold", 1.0), ("window", 5), ("detect", False)],
+)
+def test_a_budget_and_a_schedule_exclude_each_other(name, value):
+    with pytest.raises(ValueError, match=f"{name} is {value}, but budget is 1: a budget replaces the schedule; give"):
+        FPF(networks.mlp(4), budget=1, **{name: value})
+
+
+def test_a_whole_budget_and_another_one_resume():
+    state = FPF(networks.mlp(4), budget=1).state_dict()
+    FPF(networks.mlp(4), budget=1).load_state_dict(state)  # without a warning
+    with pytest.warns(UserWarning, match=r"saved with budget 1\.0; this FPF has 2\.0"):
+        FPF(networks.mlp(4), budget=2).load_state_dict(state)
+
+
+def test_later_bad_labels_fail_at_the_repair_during_training():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, budget=10)
+    x, y = next(shifting(shape))
+    before = state(model)
+    with pytest.raises(ValueError, match="labels from 0 to 101; the network has 10 outputs"):
+        for step in range(20):
+            fpf.observe(x + step, y + 100 * (step > 3))
+    assert moved(before, model) == set()
+    assert fpf.finetunings == 0
+
+
+def test_what_is_frozen_is_not_repaired():
+    model, shape = make("mlp")
+    fpf = FPF(model, 64, budget=10, groups=["fc3"])
+    model.fc3.requires_grad_(False)
+    before, batches = state(model), list(shifting(shape))
+    for x, y in batches[:15]:
+        fpf.observe(x, y)
+    with pytest.warns(UserWarning, match="at step 16, but nothing was finetuned: fc3, which is chosen, is frozen"):
+        assert fpf.observe(*batches[15]) is None
+    assert fpf.observe(*batches[16]) is None  # it warns once
+    with pytest.warns(UserWarning, match="nothing was finetuned in 17 steps: fc3, which is chosen, is frozen"):
+        assert fpf.finish() is None
+    assert moved(before, model) == set()
+    model.fc3.requires_grad_(True)
+    model.fc3.bias.requires_grad_(False)
+    assert fpf.finish().names == ("fc3.weight",)
+
+
+@pytest.mark.parametrize("labelled", [1, 2])
+def test_few_labels_do_not_stop_the_training(labelled):
+    model, shape = normalised(), (16,)
+    fpf = FPF(model, 64, budget=10, policy="reservoir")
+    for step, (x, y) in zip(range(20), shifting(shape), strict=False):
+        y[labelled if step == 0 else 0 :] = -100
+        assert fpf.observe(x, y) is None
+    assert fpf.finetunings == 0
