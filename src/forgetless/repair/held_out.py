@@ -86,6 +86,11 @@ def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
             hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
-            numbers = [torch.as_tensor(n, device=device).float() for n in (labels, hits, min(BATCH, count - start))]
+            numbers = [_number(n, device) for n in (labels, hits, min(BATCH, count - start))]
             sums += torch.stack([value * numbers[0], *numbers])
     return sums
+
+
+def _number(value: int | Tensor, device: torch.device) -> Tensor:
+    """Return a number as a tensor, in a way that a CUDA graph can capture."""
+    return value.float() if isinstance(value, Tensor) else torch.full((), float(value), device=device)

@@ -1,10 +1,10 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
-The first repair searches the optimizer and the learning rate by short trials from the same weights, judged by the loss
-on the buffer's held-out examples. A repair during training is one short finetuning, which is undone if it raised that
-loss. The repair at the end is a sequence of them: one that did not lower the loss is undone and halves the rate, and
-the repair ends when this happened several times in a row. Everything here is a generator that yields between two parts
-of the work, so that runs can share a GPU.
+The first repair and the one at the end search the optimizer and the learning rate by short trials from the same
+weights, judged by the loss on the buffer's held-out examples. A repair during training is one short finetuning, which is
+undone if it raised that loss. The repair at the end is a sequence of them: one that lowered the loss raises the rate,
+one that did not is undone and halves it, and the repair ends when that happened several times in a row. Everything here
+is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ TRIAL = 10  # steps of a trial
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
 FACTOR = 3.0  # between neighbouring rates
 SMALLEST = 1e-7  # the search goes no further: below this, steps get lost in the precision of float32
-ENOUGH = 0.9  # the search takes the smallest rate with this share of the best trial's improvement
+ENOUGH = 0.9  # the search takes the smallest rate with this share of the best trial's improvement, and SGD if it can
+ENOUGH_AT_END = 0.97  # that share at the end, where no training follows that too large a rate could spoil
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
+GROWTH = 1.5  # of the rate in the repair at the end after a finetuning that lowered the loss; otherwise it is halved
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
 
 T = TypeVar("T")
@@ -88,8 +90,8 @@ class Tuner:
                 f"the loss on the held-out examples is {before.loss} before the repair: the network or the examples "
                 "hold NaN or infinity. Try a smaller learning rate in training, and check the examples"
             )
-        if self.rate is None:
-            yield from self._search(bench, names, before)
+        if self.rate is None or limit is not None:
+            yield from self._search(bench, names, before, ENOUGH if limit is None else ENOUGH_AT_END)
         self.repairs += 1
         if limit is None:
             return (yield from self._repair_once(bench, names, before))
@@ -118,6 +120,7 @@ class Tuner:
             if score.loss < best.loss:
                 best, failures = score, 0
                 losses += run.losses()
+                rate = Rate(rate.optimizer, rate.lr * GROWTH)
             else:
                 run.undo()
                 undone, failures = undone + run.steps, failures + 1
@@ -143,7 +146,7 @@ class Tuner:
         self.rate = None if state["rate"] is None else Rate(*state["rate"])
         self.repairs, self.steps, self.measured = state["repairs"], state["steps"], state["measured"]
 
-    def _search(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, None]:
+    def _search(self, bench: Bench, names: Collection[str], before: Score, share: float) -> Generator[None, None, None]:
         """Find the rate by trials from the present weights, each of ``TRIAL`` steps, which are undone."""
         trials: dict[Rate, float] = {}
 
@@ -164,7 +167,7 @@ class Tuner:
         best = min(trials.values())
         if best == math.inf:
             raise self._failure or NonFiniteError("the loss is infinite on the held-out examples after every trial")
-        enough = max(best, before.loss - ENOUGH * (before.loss - best))
+        enough = max(best, before.loss - share * (before.loss - best))
         eligible = [rate for rate, loss in trials.items() if loss <= enough]
         self.rate = min(eligible, key=lambda rate: (list(STARTS).index(rate.optimizer), rate.lr))
 

@@ -1,0 +1,97 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import filled, make, normalised, shifting
+from torch import nn
+
+from forgetless import FPF, Buffer
+from forgetless.repair.held_out import Score, evaluating, measure
+from forgetless.repair.objective import Objective
+
+
+def test_the_score_is_that_of_every_eighth_example():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 5))
+    buffer = filled(shape=(3, 2, 2))
+    score = measure(model, buffer, Objective())
+    x, y = buffer["x"][::8], buffer["y"][::8]
+    logits = model.eval()(x)
+    assert score.loss == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
+    assert score.accuracy == pytest.approx((logits.argmax(1) == y).float().mean().item())
+    assert score.examples == 8
+
+
+def test_the_score_is_a_mean_over_labels_of_several_batches():
+    """Over 300 held-out examples, so two batches, with labels for some places only."""
+    torch.manual_seed(0)
+    model = nn.Conv1d(2, 3, 1)
+    x, y = torch.randn(2400, 2, 4), torch.randint(3, (2400, 4))
+    y[::16, 1:] = -100
+    buffer = Buffer(2400)
+    buffer.add({"x": x, "y": y})
+    score = measure(model, buffer, Objective())
+    assert score.loss == pytest.approx(F.cross_entropy(model(x[::8]), y[::8]).item(), rel=1e-5)
+    labels = y[::8] != -100
+    hits = (model(x[::8]).argmax(1) == y[::8])[labels]
+    assert score.accuracy == pytest.approx(hits.float().mean().item())
+    assert score.examples == 300
+
+
+def test_targets_that_are_no_classes_have_no_accuracy():
+    model, buffer = nn.Linear(4, 1), Buffer(16)
+    x = torch.rand(16, 4)
+    buffer.add({"x": x, "y": x.sum(1, keepdim=True)})
+    score = measure(model, buffer, Objective(loss=F.mse_loss))
+    assert score.accuracy is None
+    assert score.loss == pytest.approx(F.mse_loss(model(x[::8]), x[::8].sum(1, keepdim=True)).item())
+    assert str(Score(0.5, None, 2)) == "loss 0.500"
+
+
+def test_modes_and_statistics_stay():
+    model = normalised()
+    model.body.eval()
+    statistics = [buffer.clone() for buffer in model.buffers()]
+    measure(model, filled(shape=(16,), classes=4), Objective())
+    assert [model.training, model.body[1].training, model.neck[1].training] == [True, False, True]
+    assert all(torch.equal(*pair) for pair in zip(model.buffers(), statistics, strict=True))
+
+
+@pytest.fixture
+def autocast_on_any_cpu():
+    """Switch oneDNN on again: without instructions for bfloat16, torch switches it off for the whole process."""
+    enabled = torch.backends.mkldnn.enabled
+    yield
+    torch._C._set_mkldnn_enabled(enabled)
+
+
+@pytest.mark.usefixtures("autocast_on_any_cpu")
+def test_a_users_autocast_keeps_no_weights_of_a_measurement():
+    model, shape = make("mlp")
+    x, y = next(shifting(shape))
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.no_grad(), evaluating(model):
+            first = model(x)
+        with torch.no_grad():
+            model.fc3.weight.mul_(3)
+        logits = model(x)
+        F.cross_entropy(logits, y).backward()
+    assert not torch.equal(logits, first)
+    assert model.fc3.weight.grad is not None
+
+
+def test_held_out_examples_take_part_in_no_step():
+    model, shape = make("mlp")
+    drawn = set()
+
+    def augment(x):
+        if torch.is_grad_enabled() and model.training and len(x) == 10:  # not the trial, which has two examples
+            drawn.update(map(tuple, x.tolist()))
+        return x
+
+    fpf = FPF(model, capacity=40, batch=10, augment=augment)
+    for x, y in list(shifting(shape))[:5]:
+        fpf.observe(x[:8], y[:8])
+    rows = [tuple(row) for row in fpf.buffer["x"].tolist()]
+    fpf.finish()
+    assert len(set(rows)) == 40
+    assert drawn == {row for slot, row in enumerate(rows) if slot % 8}

@@ -1,0 +1,226 @@
+"""Repairs find their rate by trials, keep what lowers the held-out loss, and undo the rest."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import filled, normalised, state
+from torch import nn
+
+from forgetless import Buffer, NonFiniteError
+from forgetless.repair.finetune import Finetuning
+from forgetless.repair.held_out import Score, measure
+from forgetless.repair.objective import Objective
+from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
+
+
+def bench_of(model, buffer, seed=0, objective=None):
+    """Return where a repair of ``model`` works."""
+    generator, objective = torch.Generator().manual_seed(seed), objective or Objective()
+    return Bench(
+        lambda names, descent: Finetuning(model, buffer, names, descent, objective, generator),
+        lambda: measure(model, buffer, objective),
+    )
+
+
+def names_of(model):
+    return list(dict(model.named_parameters()))
+
+
+def regression(scale):
+    """Return a linear model in double precision, and 64 examples whose features have these scales."""
+    torch.manual_seed(0)
+    buffer, x = Buffer(64), torch.randn(64, 4, dtype=torch.float64) * torch.tensor(scale)
+    buffer.add({"x": x, "y": x @ torch.randn(4, 1, dtype=torch.float64)})
+    return nn.Linear(4, 1).double(), buffer
+
+
+def trial_by_hand(model, buffer, optimizer, lr):
+    """Return the held-out loss after ten steps of torch's own optimizer on all other examples."""
+    model = copy.deepcopy(model)
+    optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](model.parameters(), lr=lr)
+    held = torch.arange(64) % 8 == 0
+    for step in range(10):
+        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / 10)) / 2
+        optimizer.zero_grad()
+        F.mse_loss(model(buffer["x"][~held]), buffer["y"][~held]).backward()
+        optimizer.step()
+    return F.mse_loss(model(buffer["x"][held]), buffer["y"][held]).item()
+
+
+@pytest.mark.parametrize(
+    ("scale", "winner"),
+    [([1.0, 1.0, 1.0, 1.0], "sgd"), ([2.5, 2.5, 2.5, 2.5], "sgd"), ([900.0, 1.0, 1.0, 1.0], "adam")],
+)
+def test_the_search_picks_what_an_exhaustive_one_picks(scale, winner):
+    model, buffer = regression(scale)
+    before = F.mse_loss(model(buffer["x"][::8]), buffer["y"][::8]).item()
+    starts = {"sgd": 0.1, "adam": 0.001}
+    trials = {
+        (name, power): trial_by_hand(model, buffer, name, start / 3**power)
+        for name, start in starts.items()
+        for power in range(10)
+    }
+    assert min(starts, key=lambda name: trials[name, 0]) == winner
+    losses = [trials[winner, power] for power in range(10)]
+    enough = before - 0.9 * (before - min(losses))
+    best = max(power for power in range(10) if losses[power] <= enough)
+    bench, tuner = bench_of(model, buffer, objective=Objective(loss=F.mse_loss)), Tuner(batch=64, distill=0.0)
+    drain(tuner.repair(bench, names_of(model), None))
+    assert tuner.rate == Rate(winner, pytest.approx(starts[winner] / 3**best))
+
+
+def test_a_search_changes_nothing():
+    model = normalised()
+    buffer, before = filled(shape=(16,), classes=4), state(model)
+    tuner, bench = Tuner(batch=8, distill=0.0), bench_of(model, buffer)
+    drain(tuner._search(bench, names_of(model), bench.measure()))
+    assert tuner.rate is not None
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_loss_of_zero_ends_the_search():
+    model = nn.Linear(4, 2)
+    buffer, y = Buffer(32), torch.arange(32) % 2
+    buffer.add({"x": F.one_hot(y, 4).float(), "y": y})
+    with torch.no_grad():
+        model.weight.copy_(1e4 * torch.eye(2, 4))
+    before, tuner = state(model), Tuner(batch=8, distill=0.0)
+    done = drain(tuner.repair(bench_of(model, buffer), names_of(model), limit=100))
+    assert (done.before.loss, done.after.loss, done.losses) == (0.0, 0.0, ())
+    assert tuner.steps == 3 * 10 + 3 * 20  # three trials, and three attempts that did not lower the loss
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("limit", [None, 60])
+def test_a_harmful_repair_is_undone_bit_for_bit(limit):
+    """Its batch-norm statistics and their counters, too."""
+    model = normalised()
+    buffer = filled(shape=(16,), classes=4)
+    names = [name for name in model.state_dict() if "num_batches" not in name]
+    before, tuner = state(model), Tuner(batch=8, distill=0.0)
+    tuner.rate = Rate("sgd", 1000.0)
+    done = drain(tuner.repair(bench_of(model, buffer), names, limit))
+    assert (done.losses, done.undone) == ((), 20 if limit is None else 60)
+    assert done.after == done.before
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert tuner.rate == Rate("sgd", 500.0 if limit is None else 1000.0)
+
+
+class Scripted:
+    """A finetuning that only counts, whose scores are given."""
+
+    def __init__(self, log, rates):
+        self.steps = self.left = len(rates)
+        self._log, self._rate = log, rates[0]
+
+    def advance(self, count):
+        self.left -= min(count, self.left)
+
+    def finish(self):
+        self._log.append(("finetuned", self.steps, self._rate))
+
+    def undo(self):
+        self._log.append("undone")
+
+    def losses(self):
+        return [1.0] * self.steps
+
+
+def scripted(losses):
+    """Return a bench whose measurements have these losses, and what was done there."""
+    log, scores = [], iter(losses)
+    return Bench(lambda names, descent: Scripted(log, descent.rates), lambda: Score(next(scores), None, 8)), log
+
+
+def test_the_repair_at_the_end_stops_after_three_failures():
+    bench, log = scripted([5.0, 4.0, 4.5, 3.0, 3.0, 3.5, 9.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    tuner.rate = Rate("sgd", 0.8)
+    done = drain(tuner.repair(bench, ["w"], limit=1000))
+    assert done == Outcome(Score(5.0, None, 8), Score(3.0, None, 8), 80, (1.0,) * 40)
+    good, bad = [("finetuned", 20, 0.8)], "undone"
+    assert log == [*good, *good, bad, ("finetuned", 20, 0.4), *[("finetuned", 20, 0.4), bad],
+                   *[("finetuned", 20, 0.2), bad], *[("finetuned", 20, 0.1), bad]]  # fmt: skip
+    assert (tuner.steps, tuner.measured, tuner.rate) == (6 * 20, 7, Rate("sgd", 0.8))
+
+
+def test_the_repair_at_the_end_stops_at_its_limit():
+    bench, log = scripted([5.0, 4.0, 3.0, 2.0, 1.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    tuner.rate = Rate("sgd", 0.8)
+    assert drain(tuner.repair(bench, ["w"], limit=41)).after.loss == 2.0
+    assert tuner.steps == 60
+
+
+@pytest.mark.parametrize(("after", "kept"), [(5.9, True), (6.1, False)])
+def test_a_repair_during_training_may_raise_the_loss_by_a_fifth(after, kept):
+    bench, log = scripted([5.0, after])
+    tuner = Tuner(batch=8, distill=0.0)
+    tuner.rate = Rate("adam", 0.01)
+    done = drain(tuner.repair(bench, ["w"], None))
+    assert ("undone" in log) == (not kept)
+    assert done.after.loss == (after if kept else 5.0)
+    assert tuner.rate.lr == (0.01 if kept else 0.005)
+
+
+def test_trials_go_on_past_a_loss_that_is_not_finite():
+    # Before; sgd 0.1 and adam 0.001; then sgd 0.1 / 3, / 9, / 27 and / 81; and the repair itself
+    bench, log = scripted([5.0, math.nan, math.inf, math.inf, 2.0, 1.0, 1.5, 1.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    drain(tuner.repair(bench, ["w"], None))
+    assert tuner.rate == Rate("sgd", pytest.approx(0.1 / 27))
+    assert log.count("undone") == 6
+
+
+def test_examples_that_are_not_finite_are_counted_in_the_error():
+    torch.manual_seed(0)
+    model, buffer, x = nn.Linear(4, 2), Buffer(16), torch.rand(16, 4)
+    x[3, 1] = torch.nan
+    buffer.add({"x": x, "y": torch.arange(16) % 2})
+    before = state(model)
+    with pytest.raises(NonFiniteError, match=r"The buffer holds NaN or infinity: 1 of its 16 rows of x"):
+        drain(Tuner(batch=16, distill=0.0).repair(bench_of(model, buffer), names_of(model), None))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_network_with_nan_is_named_as_the_cause():
+    model = nn.Linear(4, 2)
+    with torch.no_grad():
+        model.weight[0, 0] = torch.nan
+    bench = bench_of(model, filled(shape=(4,), classes=2))
+    with pytest.raises(NonFiniteError, match="loss on the held-out examples is nan before the repair: the network or"):
+        drain(Tuner(batch=8, distill=0.0).repair(bench, names_of(model), None))
+
+
+@pytest.mark.parametrize("limit", [None, 100])
+def test_an_interrupted_measurement_leaves_no_steps(limit):
+    model = normalised()
+    buffer, before = filled(shape=(16,), classes=4), state(model)
+    bench, measured = bench_of(model, buffer), []
+
+    def interrupt():
+        measured.append(bench.measure())
+        if len(measured) > 1:
+            raise KeyboardInterrupt
+        return measured[-1]
+
+    tuner = Tuner(batch=8, distill=0.0)
+    tuner.rate = Rate("sgd", 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        drain(tuner.repair(bench._replace(measure=interrupt), names_of(model), limit))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_tuners_state_is_its_rate_and_its_cost():
+    tuner, again = Tuner(batch=8, distill=0.0), Tuner(batch=8, distill=0.0)
+    again.load_state_dict(tuner.state_dict())
+    assert again.rate is None
+    tuner.rate, tuner.steps, tuner.measured, tuner.repairs = Rate("adam", 0.01), 50, 6, 2
+    again.load_state_dict(tuner.state_dict())
+    assert again.state_dict() == {"rate": ["adam", 0.01], "repairs": 2, "steps": 50, "measured": 6}
+    assert isinstance(again.rate, Rate)
+    again.add_cost(tuner)
+    assert (again.steps, again.measured) == (100, 12)
