@@ -12,7 +12,7 @@ from forgetless import FPF, networks
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SETTINGS = {"capacity": 40, "every": 7, "steps": 5, "window": 3, "lr": 0.1}
-BUDGET = {"capacity": 20, "budget": 4.0, "batch": 8}
+BUDGET = {"capacity": 20, "budget": 10.0, "batch": 8}
 TASKS = 2
 
 
