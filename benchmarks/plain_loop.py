@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from provenance import provenance  # type: ignore[import-not-found]
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import forgetless
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.report import Report
+from provenance import provenance  # type: ignore[import-not-found]
 
 BATCH, EPOCHS, CAPACITY = 10, 5, 500
 OPTIMIZERS = {
