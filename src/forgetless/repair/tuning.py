@@ -2,9 +2,9 @@
 
 The first repair and the one at the end search the optimizer and the learning rate by short trials from the same
 weights, judged by the loss on the buffer's held-out examples. A repair during training is one short finetuning, which
-is undone if it raised that loss. The repair at the end is a sequence of them: one that lowered the loss raises the rate,
-one that did not is undone and halves it, and the repair ends when that happened several times in a row. Everything here
-is a generator that yields between two parts of the work, so that runs can share a GPU.
+is undone if it raised that loss. The repair at the end is a sequence of them: one that lowered the loss raises the
+rate, one that did not is undone and halves it, and the repair ends when that happened several times in a row.
+Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
 from __future__ import annotations
