@@ -305,11 +305,14 @@ def spearman(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def correlation(run: Mapping[str, Any], score: str, per_parameter: bool = False) -> float:
-    """Return the rank correlation of a score of the groups with what repairing each alone recovered."""
+    """Return the rank correlation of a score of the groups with what repairing each alone recovered.
+
+    "equal" is a score that is the same for every group. Per parameter, it shows what the sizes alone predict.
+    """
     sizes = run["parameters"] if per_parameter else dict.fromkeys(run["parameters"], 1)
     if score == "repeat":  # of the oracle with itself
         return spearman(*([run["recovered"][g][i] / sizes[g] for g in sizes] for i in (0, 1)))
-    values = run["restored"] if score == "restored" else run["scores"][score]
+    values = {**run["scores"], "restored": run["restored"], "equal": dict.fromkeys(sizes, 1.0)}[score]
     return spearman([values[g] / sizes[g] for g in sizes], [mean(run["recovered"][g]) / sizes[g] for g in sizes])
 
 
@@ -317,7 +320,7 @@ def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the correlations of every score with the oracle, best first: overall and by pair."""
     pairs = list(dict.fromkeys(run["pair"] for run in runs))
     lines = []
-    for score in ["repeat", "restored", *runs[0]["scores"]]:
+    for score in ["repeat", "restored", "equal", *runs[0]["scores"]]:
         by_pair = [mean(correlation(run, score) for run in runs if run["pair"] == pair) for pair in pairs]
         per_parameter = mean(correlation(run, score, per_parameter=True) for run in runs)
         cells = " ".join(f"{value:6.2f}" for value in by_pair)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import findings, pictures, reliability, results, speed, studies, transformers
+from pages import choice, findings, pictures, reliability, results, speed, studies, transformers
 from pages.rows import DOCS
 from pages.template import render
 
@@ -19,6 +19,7 @@ PAGES = {
     "results.md": results,
     "studies.md": studies,
     "findings.md": findings,
+    "choice.md": choice,
     "speed.md": speed,
     "reliability.md": reliability,
     "transformers.md": transformers,

@@ -338,17 +338,16 @@ def percentile(values: Sequence[float], share: float) -> float:
 def draw_choice() -> None:
     """Draw the rank correlation of each score with what a repair recovers: a dot per pair, and their mean."""
     runs = benchmark_record("oracle.json")["runs"]
-    scores = choice.ordered(runs)
-    figure, axes = canvas(0.24 * len(scores) + 0.7)
-    for place, score in enumerate(scores):
+    names = {"repeat": "the oracle, repeated"} | {score: choice.SCORES[score].name for score in choice.ordered(runs)}
+    figure, axes = canvas(0.26 * len(names) + 0.7)
+    for place, score in enumerate(names):
         correlations = list(choice.by_pair(runs, score).values())
-        shade = {choice.DEFAULT: BLUE, "eq1": ORANGE}.get(score, TEAL)
-        axes.plot(correlations, [-place] * len(correlations), "o", color=shade, alpha=0.3, markersize=4)
+        shade = {choice.DEFAULT: BLUE, "repeat": GREY}.get(score, TEAL)
+        axes.plot(correlations, [-place] * len(correlations), "o", color=shade, alpha=0.5, markeredgewidth=0)
         axes.plot([mean(correlations)], [-place], "o", color=shade, markersize=8)
+        axes.annotate(f"{mean(correlations):.2f}", (1.06, -place), va="center", annotation_clip=False)
     axes.axvline(0, color=INK, linewidth=0.6)
-    axes.set_yticks([-place for place in range(len(scores))], [choice.SCORES[score].name for score in scores])
-    for label, score in zip(axes.get_yticklabels(), scores, strict=True):
-        label.set_weight("bold" if score in (choice.DEFAULT, "eq1") else "normal")
+    axes.set_yticks([-place for place in range(len(names))], list(names.values()))
     axes.tick_params(axis="y", length=0)
-    axes.set(xlim=(-1.02, 1.02), ylim=(0.6 - len(scores), 0.6), xlabel="rank correlation with the recovered loss")
+    axes.set(xlim=(-1.02, 1.02), ylim=(0.4 - len(names), 0.6), xlabel="rank correlation with the recovered loss")
     save(figure, "choice")

@@ -22,7 +22,7 @@ from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended, Repaired, Stepped
 from forgetless.training.loop import train
-from forgetless.training.plain import copied, flatten
+from forgetless.training.plain import flatten
 from helpers import learner, small_stream
 
 STREAM = small_stream(per_class=30)
@@ -31,7 +31,7 @@ FINETUNE = {
     "fpf": Finetune(steps=5, lr=0.3, batch=12),
     "k-fpf": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12),
     "k-fpf-kd": Finetune.k_fpf(7, steps=4, lr=0.3, batch=12, distill=0.2),
-    "budget": Finetune.within(3.0, batch=4),
+    "budget": Finetune.within(10.0, batch=4),
 }
 
 
@@ -91,15 +91,15 @@ def test_a_run_resumes_from_any_step_bit_for_bit(name, repair, tmp_path):
 @pytest.mark.parametrize("name", ["sgd", "er", "icarl"])
 def test_a_run_with_a_budget_resumes_after_any_repair(name, anytime, tmp_path):
     run = start(name, "budget", anytime=anytime)
-    states, repairs = [], 0
+    states, repairs = {}, 0  # by the number of repairs before them
     for event in run:
         repairs += isinstance(event, Repaired)
-        if repairs in (1, 3, 5) and len(states) < (repairs + 1) // 2 and (state := run.state_dict()) is not None:
-            states.append(copied(state))
+        if repairs not in states and (state := run.state_dict()) is not None:
+            states[repairs] = state
         last = event
     weights, told = outcome([last])
-    assert len(states) == 3
-    for state in states:
+    assert len(states) > 3
+    for state in random.Random(name).sample(list(states.values()), 3):
         save(state, {}, tmp_path / "c")
         again = outcome(start(name, "budget", state=load(tmp_path / "c")[0], anytime=anytime))
         assert torch.equal(again[0], weights), state["place"]
@@ -213,7 +213,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
 def test_another_format_is_refused(tmp_path):
     text = json.dumps({"format": 9, "state": {}, "about": {}})
     save_file({}, tmp_path / "c", {"forgetless": text, "checksum": checkpoint._checksum(text, {})})
-    with pytest.raises(CheckpointError, match="it has format 9, this version reads 4"):
+    with pytest.raises(CheckpointError, match="it has format 9, this version reads 5"):
         load(tmp_path / "c")
 
 

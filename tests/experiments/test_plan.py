@@ -7,6 +7,7 @@ import pytest
 from forgetless.experiments.jobs import group_by_training
 from forgetless.experiments.plan import expand_plan, read_plan
 from forgetless.experiments.ray import pack_groups
+from forgetless.experiments.settings import resolve
 
 HEAD = 'stream = "seq-digits"\nmethod = "er"\n'
 
@@ -70,7 +71,8 @@ def test_runs_that_share_a_training_stay_together():
     ("text", "match"),
     [
         ("stream = [", "is not TOML"),
-        ('stream = "seq-digits"', "method is missing: every run needs one"),
+        ('method = "er"', "stream is missing: every run needs one"),
+        ('stream = "seq-digits"\nmethod = 3', "method is 3; it must be a name"),
         ('stream = "seq-digit"\nmethod = "er"', "no stream named 'seq-digit'; did you mean 'seq-digits'"),
         (HEAD + "seeds = 0", "seeds is 0; it must be a whole number of 1 or more"),
         (HEAD + "lr = []", "lr is an empty list; it must have at least one value"),
@@ -93,6 +95,13 @@ def test_errors_name_file_and_setting(text, match, tmp_path):
     with pytest.raises(ValueError, match=match) as error:
         read_plan(file)
     assert "plan.toml" in str(error.value)
+
+
+def test_runs_without_a_method_are_the_recommended_recipe():
+    runs = [run.settings for run in expand_plan({"stream": ["seq-digits", "view-digits"], "seeds": 2})]
+    assert [run.id for run in runs] == [
+        resolve(stream, None, {"seed": seed})[0].id for stream in ("seq-digits", "view-digits") for seed in (0, 1)
+    ]
 
 
 def test_a_missing_file_is_named():

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
-from two_tasks import PROGRAMS, SETTINGS, TASKS, by_hand, data, import_example, network
+from two_tasks import BUDGET, PROGRAMS, SETTINGS, TASKS, by_hand, data, import_example, network
 
 from forgetless import FPF
 from helpers import in_processes
@@ -81,9 +81,11 @@ def test_an_input_without_rows_per_example_is_not_stored(huggingface, tmp_path):
     assert fpf.buffer.columns == ("x.inputs", "y")
 
 
-def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path):
+# With the policy "distinct", which examples are held depends on the names of their columns.
+@pytest.mark.parametrize("common", [SETTINGS, BUDGET | {"policy": "reservoir"}], ids=["schedule", "budget"])
+def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path, common):
     model = Model()
-    fpf = FPF(model, **SETTINGS)
+    fpf = FPF(model, **common)
     callback = huggingface.FPFCallback(fpf)
     orders = []
     for task in range(TASKS):
@@ -94,13 +96,16 @@ def test_hugging_face_trains_like_a_plain_loop(huggingface, tmp_path):
     assert fpf.shifts == [18]
     assert not model._forward_hooks
     fpf.finish()
-    torch.testing.assert_close(nn.utils.parameters_to_vector(model.parameters()), by_hand(orders), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        nn.utils.parameters_to_vector(model.parameters()), by_hand(orders, common), rtol=1e-4, atol=1e-5
+    )
 
 
-def test_hugging_face_resumes_from_its_checkpoint(huggingface, tmp_path):
+@pytest.mark.parametrize("common", [SETTINGS | {"groups": "all"}, BUDGET], ids=["schedule", "budget"])
+def test_hugging_face_resumes_from_its_checkpoint(huggingface, tmp_path, common):
     def make():
         model = Model()
-        return model, FPF(model, **SETTINGS, groups="all")
+        return model, FPF(model, **common)
 
     model, fpf = make()
     steps = {"save_strategy": "steps", "save_steps": 9}

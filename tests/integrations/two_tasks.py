@@ -12,6 +12,7 @@ from forgetless import FPF, networks
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PROGRAMS = Path(__file__).parents[1] / "programs"
 SETTINGS = {"capacity": 40, "every": 7, "steps": 5, "window": 3, "lr": 0.1}
+BUDGET = {"capacity": 20, "budget": 10.0, "batch": 8}
 TASKS = 2
 
 
@@ -31,10 +32,10 @@ def network():
     return networks.mlp(4, inputs=6, hidden=(8,))
 
 
-def by_hand(orders, **settings):
+def by_hand(orders, common=SETTINGS, **settings):
     """Return the weights after a plain loop over batches of these rows, one list per task."""
     model = network()
-    fpf = FPF(model, **{**SETTINGS, **settings})
+    fpf = FPF(model, **{**common, **settings})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = data()
     for number, order in enumerate(orders):

@@ -54,7 +54,7 @@ def run(
     """
     rest = context.args
     if method is not None and method.startswith("--"):  # an unknown option stands where the method would
-        method, rest = None, [method, *rest]
+        rest, method = [method, *rest], None
     chosen = options.parse_settings(given, SETTINGS, rest, method or preset_table("recipe")["method"], fpf, k_fpf)
     settings, sources = resolve(stream, method, chosen)
     extras = options.parse_options(given, EXTRAS)

@@ -40,9 +40,10 @@ def expand_plan(values: Mapping[str, Any]) -> list[Planned]:
         choices = {"seed" if name == "seeds" else name: _choices(name, value) for name, value in given}
         for combination in itertools.product(*choices.values()):
             point = dict(zip(choices, combination, strict=True))
-            for name in ("stream", "method"):
-                if not isinstance(point.get(name), str) and (name == "stream" or name in point):
-                    raise ValueError(f"{name} is missing: every run needs one")
+            if not isinstance(point.get("stream"), str):
+                raise ValueError("stream is missing: every run needs one")
+            if not isinstance(point.get("method", ""), str):
+                raise ValueError(f"method is {point['method']!r}; it must be a name")
             settings, sources = resolve(point.pop("stream"), point.pop("method", None), point)
             planned.setdefault(settings.id, Planned(settings, sources))
     return list(planned.values())

@@ -99,7 +99,7 @@ class Finetune(Checked):
     @classmethod
     def within(cls, budget: float = BUDGET, **settings: Any) -> Finetune:
         """Return the settings of repairs that tune themselves within a budget."""
-        schedule = dict.fromkeys(("every", "steps", "lr", "threshold"))
+        schedule: dict[str, Any] = dict.fromkeys(("every", "steps", "lr", "threshold"))
         return cls(**schedule | settings, budget=budget)
 
     @property

@@ -46,7 +46,7 @@ def _check_finetune(finetune: Finetune, buffer: int, stream: Stream, method: Met
     if finetune.pad and finetune.pad >= pixels:
         valid = f"below the images' {pixels} pixels" if pixels else f"0, as shape {stream.shape} is not an image"
         raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {valid}")
-    if finetune.groups == "auto" and not method.sequential:
+    if finetune.groups == "auto" and finetune.budget is None and not method.sequential:
         raise ValueError(f"groups is 'auto', but {name} never trains on one task after another: name the groups")
     if finetune.distill and method.memory in ("own", "balanced") and "logits" not in method.columns:
         raise ValueError(f"distill is {finetune.distill}, but the memory of {name} holds no logits to distil from")
