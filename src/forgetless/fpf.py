@@ -322,7 +322,7 @@ def _resolve(
 
 def _lack(buffer: Buffer, processes: Processes) -> str:
     """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
-    own = "" if has_labels(buffer) else UNLABELLED if len(buffer) else EMPTY
+    own = "" if has_labels(buffer) else UNLABELLED if buffer.seen else EMPTY
     lacking = {rank: text for rank, text in enumerate(processes.gather(own)) if text}
     where = f" of process {', '.join(map(str, lacking))}" if processes.count > 1 else ""
     return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""
