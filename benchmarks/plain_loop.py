@@ -22,14 +22,14 @@ from torch import Tensor, nn
 import forgetless
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.report import Report
-from provenance import provenance  # type: ignore[import-not-found]
+from provenance import provenance, publish
 
 BATCH, EPOCHS, CAPACITY = 10, 5, 500
-OPTIMIZERS = {
-    "SGD 0.1": lambda parameters: torch.optim.SGD(parameters, 0.1),
-    "SGD 0.03": lambda parameters: torch.optim.SGD(parameters, 0.03),
-    "Adam 0.001": lambda parameters: torch.optim.Adam(parameters, 1e-3),
-    **{f"AdamW {lr:g}": lambda parameters, lr=lr: torch.optim.AdamW(parameters, lr) for lr in (1e-4, 3e-4, 1e-3, 3e-3)},
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], float]] = {
+    "SGD 0.1": (torch.optim.SGD, 0.1),
+    "SGD 0.03": (torch.optim.SGD, 0.03),
+    "Adam 0.001": (torch.optim.Adam, 1e-3),
+    **{f"AdamW {lr:g}": (torch.optim.AdamW, lr) for lr in (1e-4, 3e-4, 1e-3, 3e-3)},
 }
 
 
@@ -68,7 +68,8 @@ def train(kind: str, stream: str, optimizer: str, seed: int) -> dict[str, float]
     torch.manual_seed(seed)
     x, y, test_x, test_y = digits(seed)
     model = network()
-    descent = OPTIMIZERS[optimizer](model.parameters())
+    maker, lr = OPTIMIZERS[optimizer]
+    descent = maker(model.parameters(), lr=lr)  # type: ignore[call-arg]
     fpf = forgetless.FPF(model) if kind == "fpf" else None
     buffer = Buffer(CAPACITY, seed=seed)
     for rows in (abrupt if stream == "abrupt" else fading)(x, y):
@@ -157,8 +158,7 @@ def main() -> None:
     runs = [weekly(seed) for seed in range(arguments.seeds)]
     rows.append({"optimizer": "AdamW 0.001", "stream": "weekly updates", "kind": "fpf", "runs": runs})
     print("weekly updates", " ".join(f"{run['accuracy']:.1f}" for run in runs))
-    record = {"rows": rows, "seconds": round(time.time() - started, 1), **provenance(parser, arguments)}
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    publish({"rows": rows, "seconds": round(time.time() - started, 1)} | provenance(), arguments.out)
 
 
 if __name__ == "__main__":

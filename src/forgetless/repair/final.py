@@ -25,7 +25,7 @@ from forgetless.repair.objective import Objective
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
 from forgetless.repair.restoring import Restorer, untouched_randomness
 from forgetless.repair.selection import Selection
-from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
+from forgetless.repair.tuning import Bench, Outcome, Tuner, drain
 
 ENOUGH = 0.99  # fewer groups are kept if they take back this share of the loss that repairing all takes back
 
@@ -38,6 +38,7 @@ def repair_fully(
     *,
     before: Mapping[str, Tensor] | None,
     limit: int,
+    total: int,
     tuner: Tuner,
     generator: torch.Generator,
     processes: Processes | None = None,
@@ -47,8 +48,8 @@ def repair_fully(
 
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
-    held-out loss as much, provided that ``limit`` leaves at least half as many steps for it as the first repair took.
-    The tensors ``still`` do not move.
+    held-out loss as much. A repair takes at most ``limit`` steps besides its search, and the second one is made only if
+    ``total`` leaves at least half as many steps as the first one took. The tensors ``still`` do not move.
     """
     started = time.monotonic()
     network = unwrap(model)
@@ -61,7 +62,7 @@ def repair_fully(
         if before is not None:
             scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
-        work = _Work(model, buffer, objective, limit, tuner, generator, processes)
+        work = _Work(model, buffer, objective, (limit, total), tuner, generator, processes)
         best = work.repair(by_group, few)
         correct_after = correct_by_class(network, buffer, objective)
     return Report(
@@ -76,8 +77,8 @@ def repair_fully(
             ClassAccuracy(label, len(hits), mean(hits), mean(correct_after[label])) for label, hits in correct.items()
         ),
         examples=len(buffer),
-        optimizer=best.rate.optimizer,
-        lr=best.rate.lr,
+        optimizer=best.outcome.rate.optimizer,
+        lr=best.outcome.rate.lr,
         steps=len(best.outcome.losses),
         tried=work.steps,
         seconds=time.monotonic() - started,
@@ -85,11 +86,10 @@ def repair_fully(
 
 
 class _Repaired(NamedTuple):
-    """A repair of some groups, and the rate that its trials found."""
+    """A repair of some groups."""
 
     groups: tuple[str, ...]
     outcome: Outcome
-    rate: Rate
 
     @property
     def gain(self) -> float:
@@ -106,12 +106,13 @@ class _Work:
         model: nn.Module,
         buffer: Buffer,
         objective: Objective,
-        limit: int,
+        limits: tuple[int, int],
         tuner: Tuner,
         generator: torch.Generator,
         processes: Processes | None,
     ) -> None:
-        self._network, self._limit, self._tuner = unwrap(model), limit, tuner
+        self._network, self._tuner = unwrap(model), tuner
+        self._limit, self._total = limits
         self._bench = Bench(
             lambda names, descent: Finetuning(
                 model, buffer, names, sharing(descent, processes), objective, generator, processes=processes
@@ -125,13 +126,13 @@ class _Work:
         names = [name for members in groups.values() for name in members]
         start = Restorer(self._network, names)
         try:
-            every = self._tune(groups, tuple(groups), self._tuner, self._limit)
-            left = self._limit - self.steps
+            every = self._tune(groups, tuple(groups), self._limit)
+            left = self._total - self.steps
             if not 0 < len(few) < len(groups) or left < self.steps / 2:
                 return every
             end = Restorer(self._network, names)
             start.restore()
-            fewer = self._tune(groups, few, self._tuner.fresh(), left)
+            fewer = self._tune(groups, few, min(left, self._limit))
             if fewer.gain >= ENOUGH * every.gain:
                 return fewer
             end.restore()
@@ -140,16 +141,11 @@ class _Work:
             start.restore()
             raise
 
-    def _tune(
-        self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], tuner: Tuner, limit: int
-    ) -> _Repaired:
-        earlier = tuner.steps
-        outcome = drain(tuner.repair(self._bench, [name for group in chosen for name in groups[group]], limit))
-        self.steps += tuner.steps - earlier
-        if tuner is not self._tuner:
-            self._tuner.add_cost(tuner)
-        assert tuner.rate is not None
-        return _Repaired(chosen, outcome, tuner.rate)
+    def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], limit: int) -> _Repaired:
+        earlier = self._tuner.steps
+        outcome = drain(self._tuner.repair(self._bench, [name for group in chosen for name in groups[group]], limit))
+        self.steps += self._tuner.steps - earlier
+        return _Repaired(chosen, outcome)
 
 
 def _report_groups(

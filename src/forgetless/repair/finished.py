@@ -81,8 +81,8 @@ def repair(
     check_fit(model, buffer, objective, selection.names(selection.choice({})))
     assert buffer.generator is not None
     return repair_fully(
-        model, buffer, objective, selection, before=earlier, limit=steps, tuner=Tuner(Finetune.batch, 0.0),
-        generator=buffer.generator,
+        model, buffer, objective, selection, before=earlier, limit=steps, total=2 * steps,
+        tuner=Tuner(Finetune.batch, 0.0), generator=buffer.generator,
     )  # fmt: skip
 
 

@@ -58,7 +58,7 @@ UPKEEP = {
     "resting": [str],
     "anchor": SNAPSHOT,
     "budget": float,
-    "tuner": {"rate": ([(str, float)], NoneType), "repairs": int, "steps": int, "measured": int},
+    "tuner": {"lr": float, "steps": int, "measured": int},
 }
 KINDS = {"schedule": SCHEDULE, "upkeep": UPKEEP}
 

@@ -33,8 +33,8 @@ from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
 from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner, drain
 
-RESERVE = 300  # steps for the end that repairs during training leave over, but at most three quarters of the budget
-LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
+RESERVE = 200  # steps for the end that repairs during training leave over, but at most three quarters of the budget
+LEAST = 200  # steps that the repair at the end may take even if less of the budget is left
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -176,9 +176,10 @@ class Upkeep:
         if not self._has_work(buffer):
             return None
         self._held = sum(self._processes.gather(len(buffer)))
+        limit = self.limit()
         report = repair_fully(
-            self.model, buffer, self.objective, self.selection, before=self._anchor, limit=self.limit(),
-            tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
+            self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
+            total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
         self.repairs += 1
