@@ -102,7 +102,7 @@ def test_a_scheduled_state_of_another_network_is_refused():
         ("schedule.detector.highest", ["x"], r"detector\.highest\.0 has type str; it must be float"),
         ("upkeep.step", "3", r"entry upkeep\.step has type str; it must be int"),
         ("upkeep.anchor", {"fc1.weight": 0.5}, r"anchor\.fc1\.weight has type float; it must be Tensor"),
-        ("upkeep.tuner.rate", "adam", r"entry upkeep\.tuner\.rate has type str; it must be list or None"),
+        ("upkeep.tuner.lr", "fast", r"entry upkeep\.tuner\.lr has type str; it must be float"),
     ],
 )
 def test_a_wrong_type_in_a_state_is_named(path, value, match):
