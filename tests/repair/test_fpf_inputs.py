@@ -112,12 +112,15 @@ def test_targets_that_are_no_probabilities_need_a_loss(y, outputs):
     fpf = FPF(model, groups="all")
     with pytest.raises(ValueError, match="not class probabilities.* give it: loss=…"):
         fpf.observe(x, y, model(x))
-    for mode in MODES:
-        fpf = FPF(model, groups="all", loss=nn.functional.mse_loss, **mode)
-        fpf.observe(x, y, model(x))
-        before = nn.functional.mse_loss(model(x), y)
-        fpf.finish()
-        assert nn.functional.mse_loss(model(x), y) < before
+    fpf = FPF(model, groups="all", loss=nn.functional.mse_loss)
+    fpf.observe(x, y, model(x))
+    report = fpf.finish()  # the targets are noise, so that a repair may lower no held-out loss
+    assert report.loss_after <= report.loss_before
+    assert report.accuracy_after is None
+    fpf = FPF(model, groups="all", steps=50, lr=0.1, loss=nn.functional.mse_loss)
+    fpf.observe(x, y, model(x))
+    losses = fpf.finish().losses
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
