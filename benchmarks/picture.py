@@ -1,4 +1,4 @@
-"""Measure the picture of the README: its example, tested every 50 steps, with five seeds.
+"""Measure the picture of the README: digits, then their negatives, tested every 50 steps, with five seeds.
 
 python benchmarks/picture.py [--seeds 5] [--out FILE]
 """

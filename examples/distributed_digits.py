@@ -22,7 +22,7 @@ import forgetless
 
 WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
-    "FPF": {"capacity": 200},
+    "FPF": {"capacity": 200, "steps": 300},
     "k-FPF": {"capacity": 200, "every": 50},
 }
 

@@ -21,7 +21,7 @@ from forgetless.integrations.lightning import FPFCallback
 
 WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain training
     "plain": None,
-    "FPF": {"capacity": 200},
+    "FPF": {"capacity": 200, "steps": 300},
     "k-FPF": {"capacity": 200, "every": 50},
 }
 

@@ -20,7 +20,7 @@ from forgetless.training.metrics import mean_std
 EPOCHS, BATCH, LR = 5, 10, 0.1
 WAYS: dict[str, dict[str, Any] | None] = {  # the settings of FPF, or None for plain SGD
     "SGD alone": None,
-    "FPF": {"capacity": 200},
+    "FPF": {"capacity": 200, "steps": 300},
     "k-FPF-CE": {"capacity": 200, "every": 50},
     "k-FPF-KD": {"capacity": 200, "every": 50, "distill": 0.1},
 }
