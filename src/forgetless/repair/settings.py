@@ -10,7 +10,7 @@ from forgetless.config.fields import SEED, Checked, setting
 
 STEPS, LR = 300, 0.1  # of FPF
 THRESHOLDS = {"FPF": 1.0, "k-FPF": 0.3}  # of S_g, in the paper
-BUDGET = 0.8  # with the measurements, a run then costs no more than replay at every step (docs/choice.md)
+BUDGET = 0.8  # with searches and measurements, repairs then cost about as much as replay at every step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,8 @@ A repair during training is one short finetuning by SGD. If it raised the loss o
 undone and the rate is halved. The repair at the end first searches the optimizer and the learning rate by short trials
 from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out loss raises the rate,
 one that did not is undone and halves it, and the repair ends when that happened several times in a row. (During
-training such trials mislead: they look 10 steps ahead, and chose rates at which runs on Seq-CIFAR-10 and OrganAMNIST
-ended 3 to 5 points lower than at 0.03.) Everything here is a generator that yields between two parts of the work, so
-that runs can share a GPU.
+training such trials mislead, because they look only a few steps ahead and the network still has much to learn.)
+Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
 from __future__ import annotations
