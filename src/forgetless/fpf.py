@@ -60,10 +60,10 @@ class FPF:
         >>> report.loss_after <= report.loss_before
         True
 
-    By default repairs stay within a ``budget`` and tune themselves: they finetune on seven eighths of the buffer, and
-    the held-out eighth finds the optimizer and the learning rate and judges the result. Short repairs during training
-    are undone if they raised the held-out loss. ``finish`` repairs until that loss stops falling, and keeps to the
-    groups that forget if that is as good as repairing all.
+    By default repairs stay within a ``budget``: they finetune on seven eighths of the buffer, and the held-out eighth
+    judges the result. Short repairs during training are undone if they raised the held-out loss. ``finish`` searches
+    the optimizer and the learning rate, repairs until the held-out loss stops falling, and keeps to the groups that
+    forget if that is as good as repairing all.
 
     With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao et
     al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen, since Eq.
@@ -322,7 +322,7 @@ def _resolve(
 
 def _lack(buffer: Buffer, processes: Processes) -> str:
     """Return which buffers have no example with a label, in words; "" if all have. Else no process finetunes."""
-    own = "" if has_labels(buffer) else UNLABELLED if len(buffer) else EMPTY
+    own = "" if has_labels(buffer) else UNLABELLED if buffer.seen else EMPTY
     lacking = {rank: text for rank, text in enumerate(processes.gather(own)) if text}
     where = f" of process {', '.join(map(str, lacking))}" if processes.count > 1 else ""
     return f"the buffer{where} {next(iter(lacking.values()))}" if lacking else ""

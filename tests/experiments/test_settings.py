@@ -86,7 +86,7 @@ def test_a_run_without_a_method_is_the_recommended_recipe():
     finetune = Finetune.within(BUDGET, distill=0.2, groups="all")
     assert settings == Settings(
         stream="seq-cifar10", method="masked", network="resnet18", epochs=5, batch=32, replay=32, buffer=500, lr=0.03,
-        policy="balanced", finetune=finetune, seed=2,
+        policy="distinct", finetune=finetune, seed=2,
     )  # fmt: skip
     recommended = {name for name, source in sources.items() if source == "recommended recipe"}
     assert recommended == {"method", "repair", "kd", "groups", "policy", "lr", "budget"}

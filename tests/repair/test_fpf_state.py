@@ -3,7 +3,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import make, shifting
+from loops import MODE_NAMES, MODES, make, shifting
 from torch import nn
 
 from forgetless import FPF, networks
@@ -102,7 +102,7 @@ def test_a_scheduled_state_of_another_network_is_refused():
         ("schedule.detector.highest", ["x"], r"detector\.highest\.0 has type str; it must be float"),
         ("upkeep.step", "3", r"entry upkeep\.step has type str; it must be int"),
         ("upkeep.anchor", {"fc1.weight": 0.5}, r"anchor\.fc1\.weight has type float; it must be Tensor"),
-        ("upkeep.tuner.rate", "adam", r"entry upkeep\.tuner\.rate has type str; it must be list or None"),
+        ("upkeep.tuner.lr", "fast", r"entry upkeep\.tuner\.lr has type str; it must be float"),
     ],
 )
 def test_a_wrong_type_in_a_state_is_named(path, value, match):
@@ -182,12 +182,16 @@ def test_a_state_does_not_switch_detection():
     assert searching._repairer._detector is None
 
 
-def test_the_object_can_be_pickled():
+@pytest.mark.parametrize("mode", MODES, ids=MODE_NAMES)
+def test_the_object_can_be_pickled(mode):
     model, shape = make("mlp")
-    fpf = FPF(model, 64, groups=["fc3"], steps=2)
+    fpf = FPF(model, 64, groups=["fc3"], **mode)
     fpf.observe(*next(shifting(shape)))
     again = pickle.loads(pickle.dumps(fpf))
-    assert again.finish().losses == fpf.finish().losses
+    fpf.finish()
+    again.finish()
+    assert torch.equal(again.model.fc3.weight, model.fc3.weight)
+    pickle.loads(pickle.dumps(fpf))
 
 
 def test_numpy_numbers_are_settings_and_the_state_is_plain(tmp_path):

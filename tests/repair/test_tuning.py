@@ -1,4 +1,4 @@
-"""Repairs find their rate by trials, keep what lowers the held-out loss, and undo the rest."""
+"""Repairs keep what lowers the held-out loss and undo the rest; the one at the end finds its rate by trials."""
 
 import copy
 import math
@@ -65,19 +65,18 @@ def test_the_search_picks_what_an_exhaustive_one_picks(scale, winner):
     }
     assert min(starts, key=lambda name: trials[name, 0]) == winner
     losses = [trials[winner, power] for power in range(10)]
-    enough = before - 0.9 * (before - min(losses))
+    enough = before - 0.97 * (before - min(losses))
     best = max(power for power in range(10) if losses[power] <= enough)
     bench, tuner = bench_of(model, buffer, objective=Objective(loss=F.mse_loss)), Tuner(batch=64, distill=0.0)
-    drain(tuner.repair(bench, names_of(model), None))
-    assert tuner.rate == Rate(winner, pytest.approx(starts[winner] / 3**best))
+    done = drain(tuner.repair(bench, names_of(model), 20))
+    assert done.rate == Rate(winner, pytest.approx(starts[winner] / 3**best))
 
 
 def test_a_search_changes_nothing():
     model = normalised()
     buffer, before = filled(shape=(16,), classes=4), state(model)
     tuner, bench = Tuner(batch=8, distill=0.0), bench_of(model, buffer)
-    drain(tuner._search(bench, names_of(model), bench.measure(), 0.9))
-    assert tuner.rate is not None
+    assert drain(tuner._search(bench, names_of(model), bench.measure())).optimizer in ("sgd", "adam")
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -106,13 +105,13 @@ def test_a_harmful_repair_is_undone_bit_for_bit(limit):
         model.head.bias.zero_()
     names = [name for name in model.state_dict() if "num_batches" not in name]
     before, tuner = state(model), Tuner(batch=8, distill=0.0)
-    tuner.rate = Rate("sgd", 10.0)
+    tuner.lr = 10.0
     done = drain(tuner.repair(bench_of(model, buffer), names, limit))
     assert (done.losses, done.undone) == ((), 20 if limit is None else 60)
     assert done.after == done.before
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     if limit is None:
-        assert tuner.rate == Rate("sgd", 5.0)
+        assert tuner.lr == 5.0
 
 
 class Scripted:
@@ -148,13 +147,13 @@ def test_the_repair_at_the_end_stops_after_three_failures():
     bench, log = scripted([5.0, *TRIALS, 4.0, 4.5, 3.0, 3.0, 3.5, 9.0])
     tuner = Tuner(batch=8, distill=0.0)
     done = drain(tuner.repair(bench, ["w"], limit=1000))
-    assert done == Outcome(Score(5.0, None, 8), Score(3.0, None, 8), 80, (1.0,) * 40)
+    assert done == Outcome(Score(5.0, None, 8), Score(3.0, None, 8), 80, (1.0,) * 40, Rate("sgd", 0.1))
     trials, kept, undone = log[:6], log[6:7] + log[9:10], log[7:9] + log[10:]
     assert trials == [(10, 0.1), "undone", (10, 0.001), "undone", (10, pytest.approx(0.1 / 3)), "undone"]
     assert kept == [(20, 0.1), (20, pytest.approx(0.075))]
     rates = [0.15, 0.1125, 0.1125 / 2, 0.1125 / 4]  # × 1.5 after each that was kept, / 2 after each that was not
     assert undone == [entry for rate in rates for entry in ((20, pytest.approx(rate)), "undone")]
-    assert (tuner.steps, tuner.measured, tuner.rate) == (3 * 10 + 6 * 20, 10, Rate("sgd", 0.1))
+    assert (tuner.steps, tuner.measured, tuner.lr) == (3 * 10 + 6 * 20, 10, 0.03)
 
 
 def test_the_repair_at_the_end_stops_at_its_limit():
@@ -168,19 +167,18 @@ def test_the_repair_at_the_end_stops_at_its_limit():
 def test_a_repair_during_training_may_raise_the_loss_by_a_fifth(after, kept):
     bench, log = scripted([5.0, after])
     tuner = Tuner(batch=8, distill=0.0)
-    tuner.rate = Rate("adam", 0.01)
+    tuner.lr = 0.01
     done = drain(tuner.repair(bench, ["w"], None))
     assert ("undone" in log) == (not kept)
     assert done.after.loss == (after if kept else 5.0)
-    assert tuner.rate.lr == (0.01 if kept else 0.005)
+    assert tuner.lr == (0.01 if kept else 0.005)
 
 
 def test_trials_go_on_past_a_loss_that_is_not_finite():
     # Before; sgd 0.1 and adam 0.001; then sgd 0.1 / 3, / 9, / 27 and / 81; and the repair itself
     bench, log = scripted([5.0, math.nan, math.inf, math.inf, 2.0, 1.0, 1.5, 1.0])
     tuner = Tuner(batch=8, distill=0.0)
-    drain(tuner.repair(bench, ["w"], None))
-    assert tuner.rate == Rate("sgd", pytest.approx(0.1 / 27))
+    assert drain(tuner.repair(bench, ["w"], 20)).rate == Rate("sgd", pytest.approx(0.1 / 27))
     assert log.count("undone") == 6
 
 
@@ -191,7 +189,7 @@ def test_examples_that_are_not_finite_are_counted_in_the_error():
     buffer.add({"x": x, "y": torch.arange(16) % 2})
     before = state(model)
     with pytest.raises(NonFiniteError, match=r"The buffer holds NaN or infinity: 1 of its 16 rows of x"):
-        drain(Tuner(batch=16, distill=0.0).repair(bench_of(model, buffer), names_of(model), None))
+        drain(Tuner(batch=16, distill=0.0).repair(bench_of(model, buffer), names_of(model), 100))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -217,7 +215,6 @@ def test_an_interrupted_measurement_leaves_no_steps(limit):
         return measured[-1]
 
     tuner = Tuner(batch=8, distill=0.0)
-    tuner.rate = Rate("sgd", 0.1)
     with pytest.raises(KeyboardInterrupt):
         drain(tuner.repair(bench._replace(measure=interrupt), names_of(model), limit))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -225,11 +222,6 @@ def test_an_interrupted_measurement_leaves_no_steps(limit):
 
 def test_a_tuners_state_is_its_rate_and_its_cost():
     tuner, again = Tuner(batch=8, distill=0.0), Tuner(batch=8, distill=0.0)
+    tuner.lr, tuner.steps, tuner.measured = 0.01, 50, 6
     again.load_state_dict(tuner.state_dict())
-    assert again.rate is None
-    tuner.rate, tuner.steps, tuner.measured, tuner.repairs = Rate("adam", 0.01), 50, 6, 2
-    again.load_state_dict(tuner.state_dict())
-    assert again.state_dict() == {"rate": ["adam", 0.01], "repairs": 2, "steps": 50, "measured": 6}
-    assert isinstance(again.rate, Rate)
-    again.add_cost(tuner)
-    assert (again.steps, again.measured) == (100, 12)
+    assert again.state_dict() == {"lr": 0.01, "steps": 50, "measured": 6}
