@@ -92,6 +92,11 @@ class _Repaired(NamedTuple):
     outcome: Outcome
 
     @property
+    def steps(self) -> int:
+        """The steps that were kept or undone, without those of the search."""
+        return len(self.outcome.losses) + self.outcome.undone
+
+    @property
     def gain(self) -> float:
         """By how much the repair lowered the held-out loss."""
         return self.outcome.before.loss - self.outcome.after.loss
@@ -127,8 +132,8 @@ class _Work:
         start = Restorer(self._network, names)
         try:
             every = self._tune(groups, tuple(groups), self._limit)
-            left = self._total - self.steps
-            if not 0 < len(few) < len(groups) or left < self.steps / 2:
+            left = self._total - every.steps
+            if not 0 < len(few) < len(groups) or left < every.steps / 2:
                 return every
             end = Restorer(self._network, names)
             start.restore()
