@@ -35,7 +35,7 @@ from pairs import PAIRS, Examples, Task, Transformer, add_adapters
 from provenance import provenance
 from scores import State, displacement_scores, gradient_scores, load, loss, state
 
-HELD_OUT = 8  # one of so many examples of the buffer is held out
+HELD_OUT = 8  # one in eight examples of the buffer is held out
 SHORT_TRIAL = 5  # steps
 FINALISTS = 2  # candidates that a search runs for all steps
 SEEDS = 3

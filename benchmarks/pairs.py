@@ -47,7 +47,7 @@ class Examples(NamedTuple):
         return Examples(self.x[index], self.y[index])
 
     def to(self, device: str, stride: int = 1) -> Examples:
-        """Return the examples on a device; images with every so many pixels."""
+        """Return the examples on a device; images with every n-th pixel."""
         x, y = (t[..., ::stride, ::stride] if t.ndim > 2 else t for t in self)
         return Examples(x.to(device), y.to(device))
 
@@ -196,7 +196,7 @@ def sequences(text: str, generator: torch.Generator) -> Task:
 def docstrings_then_code(generator: torch.Generator) -> Tasks:
     """Return the library's docstrings as the old task and its code as the new one.
 
-    The tasks take every second file. The pretraining takes the others, with as many docstrings as code.
+    The tasks take every second file. The pretraining takes the others, half of it docstrings and half of it code.
     """
     files = list(library().values())
     old, new = ("\n\n".join(texts) for texts in zip(*files[::2], strict=True))

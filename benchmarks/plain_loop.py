@@ -55,7 +55,7 @@ def abrupt(x: Tensor, y: Tensor) -> Iterator[Tensor]:
 
 
 def fading(x: Tensor, y: Tensor) -> Iterator[Tensor]:
-    """Yield as many batches whose classes fade into each other: the class of an example is near the time, 0 to 10."""
+    """Yield the same number of batches, with classes that fade into each other as the time goes from 0 to 10."""
     steps = EPOCHS * len(x) // BATCH
     for step in range(steps):
         centre = 10 * step / steps - 0.5

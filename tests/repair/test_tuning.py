@@ -138,7 +138,7 @@ TRIALS = (4.0, 4.9, 4.5)  # of SGD with 0.1, Adam with 0.001 and SGD with 0.1 / 
 
 
 def scripted(losses):
-    """Return a bench whose measurements have these losses, and what was done there."""
+    """Return a bench whose measurements have these losses, and the log of its finetunings."""
     log, scores = [], iter(losses)
     return Bench(lambda names, descent: Scripted(log, descent.rates), lambda: Score(next(scores), None, 8)), log
 

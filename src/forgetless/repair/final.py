@@ -49,7 +49,7 @@ def repair_fully(
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
     held-out loss as much. A repair takes at most ``limit`` steps besides its search, and the second one is made only if
-    ``total`` leaves at least half as many steps as the first one took. The tensors ``still`` do not move.
+    ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move.
     """
     started = time.monotonic()
     network = unwrap(model)

@@ -233,7 +233,8 @@ class Upkeep:
 
     def _count(self) -> None:
         """Add the examples of all processes to those of the training."""
-        self.trained += sum(self._processes.gather(self._uncounted))
+        alone = self._processes.count == 1  # without a gathering, which would be a fifth of the time of ``observe``
+        self.trained += self._uncounted if alone else sum(self._processes.gather(self._uncounted))
         self._uncounted = 0
 
     def _still(self) -> set[str]:
