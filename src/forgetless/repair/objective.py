@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.sketch import NO_LABEL
 
 Inputs = Tensor | Mapping[str, Tensor]
 Targets = Tensor | Mapping[str, Tensor]
@@ -23,7 +24,6 @@ Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
 
-NO_LABEL = -100  # the label that cross-entropy ignores
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
 NO_GRADIENT = (
     "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under torch.no_grad(), "

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.repair.freezing import only
-from forgetless.repair.objective import NO_GRADIENT, NO_LABEL, Objective, call, check_arguments, unpack
+from forgetless.repair.objective import NO_GRADIENT, Objective, call, check_arguments, unpack
 from forgetless.repair.restoring import Restorer, untouched_randomness
+from forgetless.repair.sketch import NO_LABEL
 
 UNSHIFTED = (
     "y holds the input tokens themselves, so cross-entropy would teach the network to repeat each token. If it "

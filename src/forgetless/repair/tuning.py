@@ -1,10 +1,11 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
-A repair during training is one short finetuning by SGD. If it raised the loss on the buffer's held-out examples, it is
-undone and the rate is halved. The repair at the end first searches the optimizer and the learning rate by short trials
-from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out loss raises the rate,
-one that did not is undone and halves it, and the repair ends when that happened several times in a row. (During
-training such trials mislead, because they look only a few steps ahead and the network still has much to learn.)
+A repair during training is one short finetuning by SGD. If it raised the loss on the buffer's held-out examples by more
+than a fifth, it is undone and the rate is halved. The repair at the end first searches the optimizer and the learning
+rate by short trials from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out
+loss raises the rate, one that did not is undone and halves it, and the repair ends when that happened several times in
+a row. (During training such trials mislead, because they look only a few steps ahead and the network still has much to
+learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
