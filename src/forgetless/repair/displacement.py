@@ -39,7 +39,7 @@ def displacement_scores(
     gradients = Gradients(network)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
         for start in range(0, len(buffer), PART):
-            rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
+            rows = {name: column.to(device) for name, column in buffer.part(start, start + PART).items()}
             with objective.cast(device):
                 value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
             found = gradients.of(value, list(parameters.values()))
