@@ -52,8 +52,8 @@ def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
     if label is None:
         what = f"the entries {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"type {type(x).__name__}"
         raise ValueError(
-            f"the batch has no labels: y is missing, and x has {what}. Pass y, or a mapping with labels; for a language "
-            "model DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them"
+            f"the batch has no labels: y is missing, and x has {what}. Pass y, or a mapping with labels; "
+            "DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them for a language model"
         )
     return {name: value for name, value in x.items() if name != label}, x[label]
 
