@@ -43,6 +43,8 @@ def without_reducer(model: nn.Module) -> nn.Module:
 def generates(model: nn.Module) -> bool:
     """Return whether a network is a causal language model: it generates tokens, and has no encoder."""
     network = unwrap(model)
+    if callable(adapted := getattr(network, "get_base_model", None)):  # peft's wrappers all have a ``generate``
+        network = adapted()
     encodes = getattr(getattr(network, "config", None), "is_encoder_decoder", False)
     return callable(getattr(network, "generate", None)) and not encodes
 
