@@ -10,6 +10,7 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.gradients import Gradients
 from forgetless.repair.held_out import evaluating
 from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import pass_size
 
 PART = 32  # examples per backward pass
 COVER = 0.9  # the highest scores are those that make up this share of the positive ones
@@ -38,12 +39,13 @@ def displacement_scores(
     totals: dict[str, Tensor] = {}
     gradients = Gradients(network)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
-        for start in range(0, len(buffer), PART):
-            rows = {name: column.to(device) for name, column in buffer.part(start, start + PART).items()}
+        size = pass_size({name: buffer[name] for name in buffer.columns}, PART)
+        for start in range(0, len(buffer), size):
+            rows = {name: column.to(device) for name, column in buffer.part(start, start + size).items()}
             with objective.cast(device):
                 value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
             found = gradients.of(value, list(parameters.values()))
-            weight = min(PART, len(buffer) - start) / len(buffer)
+            weight = min(size, len(buffer) - start) / len(buffer)
             for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
                 if gradient is not None:
                     moved = parameter.detach() - before[name].to(parameter)

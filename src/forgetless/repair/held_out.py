@@ -15,6 +15,7 @@ from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass
@@ -27,10 +28,17 @@ class Score:
     loss: float
     accuracy: float | None  # None where the labels are not classes
     examples: int
+    tokens: bool = False  # whether the loss is the mean over tokens of a language model's cross-entropy
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the loss of a language model; None for other networks."""
+        return float(torch.tensor(self.loss, dtype=torch.float64).exp()) if self.tokens else None
 
     def __str__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
-        return f"loss {self.loss:.3f}{accuracy}"
+        perplexity = f", perplexity {self.perplexity:.4g}" if self.tokens else ""
+        return f"loss {self.loss:.3f}{accuracy}{perplexity}"
 
 
 @contextmanager
@@ -86,7 +94,8 @@ def measure(
         sums = processes.mean(sums)
     loss, labels, hits, examples = sums.tolist()
     accuracy = hits / labels if hits >= 0 and labels else None
-    return Score(loss / labels if labels else math.nan, accuracy, round(examples))
+    tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
+    return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
 
 
 def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device) -> Tensor:
@@ -95,12 +104,13 @@ def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.
     count = len(next(iter(rows.values())))
     sums = torch.zeros(4, device=device)
     with in_evaluation_mode(model), objective.cast(device):
-        for start in range(0, count, BATCH):
-            part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
+        size = pass_size(rows, BATCH)
+        for start in range(0, count, size):
+            part = {name: column[start : start + size].to(device) for name, column in rows.items()}
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
             hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
-            numbers = [_number(n, device) for n in (labels, hits, min(BATCH, count - start))]
+            numbers = [_number(n, device) for n in (labels, hits, min(size, count - start))]
             sums += torch.stack([value * numbers[0], *numbers])
     return sums
 
