@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device, is_sharded, reshard
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
 from forgetless.repair.restoring import Restorer
@@ -59,6 +60,7 @@ def in_evaluation_mode(network: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.clear_autocast_cache()
+        reshard(network)
         for module, mode in modes:
             module.training = mode
 
@@ -73,7 +75,7 @@ def measure(
 ) -> Score:
     """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
     model = without_reducer(model)
-    device = next(model.parameters()).device
+    device = compute_device(model)
     held = len(buffer)
     if engine is not None and engine.cuda and held == buffer.capacity:
         key = ("held out", held)
@@ -81,7 +83,7 @@ def measure(
         engine.call(key, lambda: sums.copy_(_sums(model, buffer, objective, device)))
     else:  # rows are still being added, so a captured graph would soon be of no use
         with evaluating(model):
-            sums = _sums(model, buffer, objective, device)
+            sums = _sums(model, buffer, objective, device, processes)
     if processes is not None and processes.count > 1:
         sums = processes.mean(sums)
     loss, labels, hits, examples = sums.tolist()
@@ -89,20 +91,37 @@ def measure(
     return Score(loss / labels if labels else math.nan, accuracy, round(examples))
 
 
-def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device) -> Tensor:
+def _sums(
+    model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device, processes: Processes | None = None
+) -> Tensor:
     """Return the sum of the losses, the number of labels, of hits (negative: no classes) and of examples."""
-    rows = buffer.held_out()
-    count = len(next(iter(rows.values())))
     sums = torch.zeros(4, device=device)
     with in_evaluation_mode(model), objective.cast(device):
-        for start in range(0, count, BATCH):
-            part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
+        for part, count in batches(model, buffer.held_out(), BATCH, device, processes):
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
             hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
-            numbers = [_number(n, device) for n in (labels, hits, min(BATCH, count - start))]
-            sums += torch.stack([value * numbers[0], *numbers])
+            if count:
+                numbers = [_number(n, device) for n in (labels, hits, count)]
+                sums += torch.stack([value * numbers[0], *numbers])
     return sums
+
+
+def batches(
+    model: nn.Module, rows: Mapping[str, Tensor], size: int, device: torch.device, processes: Processes | None
+) -> Iterator[tuple[dict[str, Tensor], int]]:
+    """Yield examples in batches of at most ``size``, each with their number.
+
+    The processes of a sharded network must call it equally often. One with fewer examples calls it with an example that
+    does not count: its number is 0.
+    """
+    examples = len(next(iter(rows.values())))
+    calls = -(-examples // size)
+    if processes is not None and is_sharded(model):
+        calls = max(processes.gather(calls))
+    for start in range(0, calls * size, size):
+        part = slice(start, start + size) if start < examples else slice(1)
+        yield {name: column[part].to(device) for name, column in rows.items()}, max(0, min(size, examples - start))
 
 
 def _number(value: int | Tensor, device: torch.device) -> Tensor:

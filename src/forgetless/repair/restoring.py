@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import joined
+from forgetless.compute.shards import reshard, shard
 from forgetless.repair.groups import float_tensors
 
 
@@ -54,8 +55,13 @@ class Restorer:
 
 
 def all_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers as they are now: a network may replace the tensor of a buffer."""
-    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    """Return the parameters (of sharded ones, this process's shards) and buffers as they are now.
+
+    A network may replace the tensor of a buffer.
+    """
+    reshard(network)
+    parameters = {name: shard(parameter) for name, parameter in network.named_parameters()}
+    return {**parameters, **dict(network.named_buffers())}
 
 
 @contextmanager
@@ -85,7 +91,7 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return {name: shard(tensor).clone() for name, tensor in tensors.items()}
 
 
 def _written(network: nn.Module) -> dict[str, Tensor]:
