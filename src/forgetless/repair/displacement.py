@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.gradients import Gradients
 from forgetless.repair.held_out import evaluating
 from forgetless.repair.objective import Objective
 
@@ -35,14 +36,15 @@ def displacement_scores(
     }
     device = next(network.parameters()).device
     totals: dict[str, Tensor] = {}
+    gradients = Gradients(network)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
         for start in range(0, len(buffer), PART):
             rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
             with objective.cast(device):
                 value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
-            gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            found = gradients.of(value, list(parameters.values()))
             weight = min(PART, len(buffer) - start) / len(buffer)
-            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+            for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
                 if gradient is not None:
                     moved = parameter.detach() - before[name].to(parameter)
                     totals[name] = totals.get(name, 0.0) + weight * (moved * gradient).sum().double()

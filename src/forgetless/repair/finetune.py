@@ -25,8 +25,9 @@ from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Averages, Descent
-from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.objective import NO_GRADIENT, Augment, Forward, Loss, Objective, call, class_labels, with_labels
+from forgetless.repair.freezing import finetuning_modes, unfrozen
+from forgetless.repair.gradients import NO_GRADIENT, Gradients
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, class_labels, with_labels
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
 
@@ -68,8 +69,7 @@ def finetune(
 
     The user's gradients, optimizer, ``requires_grad`` flags, train/eval modes and random states stay as they are. A
     parameter with ``requires_grad=False`` stays frozen. If the loss or a weight becomes infinite or NaN, the network is
-    restored and ``NonFiniteError`` names the step. The GPU-to-CPU sync is once, at the end. Reentrant activation
-    checkpointing is not supported by ``torch.autograd.grad``.
+    restored and ``NonFiniteError`` names the step. The GPU-to-CPU sync is once, at the end.
 
         >>> model, buffer = nn.Linear(4, 2), Buffer(8)
         >>> buffer.add({"x": torch.rand(8, 4), "y": torch.tensor([0, 1] * 4)})
@@ -136,6 +136,7 @@ class Finetuning:
         self.steps = self.left = descent.steps
         self._rates = descent.multipliers
         self._averages: Averages | None = None
+        self._gradients: Gradients  # of the present ``advance``
         self._device = next(self._network.parameters()).device
         self._saved = Restorer(self._network, self.names)
         with torch.inference_mode(False):
@@ -153,9 +154,10 @@ class Finetuning:
             torch.inference_mode(False),
             torch.enable_grad(),
             uncompiled(),
-            only(self._model, self.names) as parameters,
-            nullcontext() if self._engine is None else self._engine.frozen_cast_once(self._network),
+            finetuning_modes(self._model, self.names) as parameters,
+            nullcontext() if self._engine is None else self._engine.others_cast_once(self._network, self.names),
         ):
+            self._gradients = Gradients(self._network)
             try:
                 for _ in range(min(count, self.left)):
                     if self._engine is None or self._schedule is None:
@@ -263,7 +265,7 @@ class Finetuning:
         with objective.cast(self._device):
             inputs = objective.inputs(rows)
             if step and engine is not None and backpropagates(self._network, engine):
-                value, _, gradients = self._network.backpropagate(inputs, class_labels(rows["y"]))
+                value, _, gradients = self._network.backpropagate(inputs, class_labels(rows["y"]), parameters)
                 return value, gradients
             try:
                 output = objective.output(self._model, inputs, rows)
@@ -280,11 +282,12 @@ class Finetuning:
             value = objective.value(output, rows, distill)
         if not parameters:
             return value, ()
-        if not value.requires_grad:
-            raise ValueError(NO_GRADIENT)
         scaled = self._schedule is not None and self._descent.optimizer == "sgd"
         rate = self._schedule.rate() if self._schedule is not None and scaled else None
-        return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
+        gradients = self._gradients.of(value, parameters, rate)
+        if all(gradient is None for gradient in gradients):
+            raise ValueError(NO_GRADIENT)
+        return value, gradients
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""

@@ -25,10 +25,6 @@ Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
 
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
-NO_GRADIENT = (
-    "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under torch.no_grad(), "
-    "or the network does not use them"
-)
 
 
 def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0.0) -> dict[str, Tensor]:

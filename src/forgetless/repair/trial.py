@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
-from forgetless.repair.freezing import only
-from forgetless.repair.objective import NO_GRADIENT, Objective, call, check_arguments, unpack
+from forgetless.repair.freezing import finetuning_modes
+from forgetless.repair.gradients import NO_GRADIENT
+from forgetless.repair.objective import Objective, call, check_arguments, unpack
 from forgetless.repair.restoring import Restorer, untouched_randomness
 from forgetless.repair.sketch import NO_LABEL
 
@@ -48,7 +49,7 @@ def try_out(
         torch.enable_grad(),
         untouched_randomness(torch.Generator().manual_seed(0)),
         uncompiled(),
-        only(model, parameters),
+        finetuning_modes(model, parameters),
     ):
         try:
             with objective.cast(device):
