@@ -9,7 +9,7 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.shards import compute_device, is_sharded, reshard, shard, shard_count
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.gradients import Gradients
-from forgetless.repair.held_out import batches, evaluating
+from forgetless.repair.held_out import evaluating, parts
 from forgetless.repair.objective import Objective
 
 PART = 32  # examples per backward pass
@@ -37,11 +37,11 @@ def displacement_scores(
         if value.requires_grad and name in before and before[name].shape == shard(value).shape
     }
     device, sharded = compute_device(network), is_sharded(network)
-    held = {name: buffer[name] for name in buffer.columns}
     totals: dict[str, Tensor] = {}
     gradients = Gradients(network)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
-        for rows, count in batches(network, held, PART, device, processes):
+        for start, stop, count in parts(network, len(buffer), PART, processes):
+            rows = {name: column.to(device) for name, column in buffer.part(start, stop).items()}
             weight = count / len(buffer)
             with objective.cast(device):
                 value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)

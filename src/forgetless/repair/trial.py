@@ -10,8 +10,8 @@ from forgetless.compute.shards import compute_device
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
 from forgetless.repair.objective import Objective, call, check_arguments, unpack
+from forgetless.repair.ragged import NO_LABEL
 from forgetless.repair.restoring import Restorer, untouched_randomness
-from forgetless.repair.sketch import NO_LABEL
 
 UNSHIFTED = (
     "y holds the input tokens themselves, so cross-entropy would teach the network to repeat each token. If it "
