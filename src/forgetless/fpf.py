@@ -16,6 +16,7 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import find_device
 from forgetless.compute.modules import unwrap
 from forgetless.compute.precision import has_bf16
+from forgetless.compute.shards import check_processes, compute_device
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
@@ -190,6 +191,7 @@ class FPF:
         """Before the first step, follow a network that was moved, and join processes that have met."""
         if self.step:
             return
+        check_processes(unwrap(self.model), Processes(self._group))
         moved = self._device is None and _home(self.model) != self.buffer.device
         count = Processes(self._group).count
         if moved or count != self.processes.count:
@@ -313,7 +315,7 @@ class FPF:
 
 
 def _home(model: nn.Module) -> torch.device:
-    return next(unwrap(model).parameters()).device
+    return compute_device(unwrap(model))
 
 
 def _resolve(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -73,6 +74,21 @@ def compute_device(network: nn.Module) -> torch.device:
         return parameter.device
     kind = cast(Any, parameter).device_mesh.device_type
     return parameter.device if parameter.device.type == kind else torch.device(kind, torch.cuda.current_device())
+
+
+@contextmanager
+def averaging(network: nn.Module) -> Iterator[None]:
+    """Let ``backward()`` average the gradients of shards, whatever the user's ``set_gradient_divide_factor``."""
+    states = [module._get_fsdp_state() for module in _sharded_modules(network)]
+    lists = [getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group] for state in states]  # torch 2.13
+    factors = [(group, group.gradient_divide_factor) for groups in lists for group in groups if group is not None]
+    try:
+        for group, _ in factors:
+            group.gradient_divide_factor = None
+        yield
+    finally:
+        for group, factor in factors:
+            group.gradient_divide_factor = factor
 
 
 def check_parameters(network: nn.Module) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import pack
-from forgetless.repair.sketch import NO_LABEL
+from forgetless.repair.ragged import NO_LABEL
 
 LABELS = ("y", "labels", "label")  # the columns that hold the labels
 EXPECTED = "(x, y), a mapping of columns, a data set of (input, label), or batches of (x, y)"

@@ -21,7 +21,7 @@ from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
-from forgetless.repair.held_out import BATCH, batches, evaluating, measure
+from forgetless.repair.held_out import BATCH, evaluating, measure, parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
 from forgetless.repair.restoring import Restorer, untouched_randomness
@@ -174,9 +174,11 @@ def correct_by_class(
     rows = buffer.held_out()
     if objective.loss is not None or "y" not in rows or rows["y"].ndim != 1 or rows["y"].is_floating_point():
         return {}
+    device = compute_device(network)
     correct: dict[int, list[float]] = {}
     with evaluating(network):
-        for part, count in batches(network, rows, BATCH, compute_device(network), processes):
+        for start, stop, count in parts(network, len(rows["y"]), BATCH, processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
             logits = objective.output(network, objective.plain_inputs(part), part)
             hits = (logits.argmax(1) == part["y"]).float().tolist()[:count]
             for label, hit in zip(part["y"].tolist(), hits, strict=False):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -95,9 +95,11 @@ def _sums(
     model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device, processes: Processes | None = None
 ) -> Tensor:
     """Return the sum of the losses, the number of labels, of hits (negative: no classes) and of examples."""
+    rows = buffer.held_out()
     sums = torch.zeros(4, device=device)
     with in_evaluation_mode(model), objective.cast(device):
-        for part, count in batches(model, buffer.held_out(), BATCH, device, processes):
+        for start, stop, count in parts(model, len(next(iter(rows.values()))), BATCH, processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
             hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
@@ -107,21 +109,18 @@ def _sums(
     return sums
 
 
-def batches(
-    model: nn.Module, rows: Mapping[str, Tensor], size: int, device: torch.device, processes: Processes | None
-) -> Iterator[tuple[dict[str, Tensor], int]]:
-    """Yield examples in batches of at most ``size``, each with their number.
+def parts(model: nn.Module, examples: int, size: int, processes: Processes | None) -> Iterator[tuple[int, int, int]]:
+    """Yield where each batch of at most ``size`` examples begins and ends, and how many of them count.
 
-    The processes of a sharded network must call it equally often. One with fewer examples calls it with an example that
-    does not count: its number is 0.
+    The processes of a sharded network must call it equally often. One with fewer examples calls it with its first
+    example, which does not count.
     """
-    examples = len(next(iter(rows.values())))
     calls = -(-examples // size)
     if processes is not None and is_sharded(model):
         calls = max(processes.gather(calls))
     for start in range(0, calls * size, size):
-        part = slice(start, start + size) if start < examples else slice(1)
-        yield {name: column[part].to(device) for name, column in rows.items()}, max(0, min(size, examples - start))
+        stop = min(start + size, examples)
+        yield (start, stop, stop - start) if start < examples else (0, 1, 0)
 
 
 def _number(value: int | Tensor, device: torch.device) -> Tensor:

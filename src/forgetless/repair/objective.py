@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.sketch import NO_LABEL
+from forgetless.repair.ragged import NO_LABEL
 
 Inputs = Tensor | Mapping[str, Tensor]
 Targets = Tensor | Mapping[str, Tensor]
@@ -132,9 +132,7 @@ def with_labels(buffer: Buffer) -> Buffer:
         return buffer
     if not bool(kept.any()):
         raise ValueError(f"no example in the buffer has a label: every y is {NO_LABEL} or NaN")
-    part = Buffer(int(kept.sum()), device=buffer.device, generator=buffer.generator)
-    part.replace({name: column[kept] for name, column in columns.items()})
-    return part
+    return buffer.subset(kept)
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ class Restorer:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for copies, values in ((self.moving, state["before"]), (self.still, state["still"])):
+        for held, values in ((self.moving, state["before"]), (self.still, state["still"])):
             for name, value in values.items():
-                copies[name].copy_(value)
+                held[name].copy_(value)
 
     @torch.no_grad()
     def _put_back(self, values: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from forgetless.compute.shards import is_sharded, shard, shard_weight
 from forgetless.repair import sensitivity
 from forgetless.repair.groups import float_tensors
 from forgetless.repair.restoring import copies, empty_copy
@@ -73,7 +74,7 @@ class Tracker:
         for name, tensor in tensors.items():
             if tensor.requires_grad and name not in self._parameters:
                 raise ValueError(f"the network has {name}, which it did not have when tracking began{REPLACED}")
-        return {name: tensors[name].detach() for name in self.names}
+        return {name: shard(tensors[name]) for name in self.names}
 
     def start(self) -> None:
         """Measure the next row's changes from the present weights."""
@@ -155,14 +156,21 @@ class Tracker:
             values = list(sensitivity.changes(now, before).values())
         except ValueError as error:  # another shape
             raise ValueError(f"{error}{REPLACED}") from None
-        return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
+        means = torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
+        if not is_sharded(self._network):
+            return means
+        tensors = float_tensors(self._network)
+        weights = means.new_tensor([shard_weight(tensors[name]) for name in now])
+        return torch.where(weights > 0, weights * means, 0)  # a mean over an empty shard is NaN
 
     def _fitted(self, snapshot: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a saved snapshot on the network's devices, checked against its tensors."""
-        if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
+        if tuple(snapshot) != self.names or any(snapshot[n].shape != shard(tensors[n]).shape for n in self.names):
             other = ", ".join(sorted(set(snapshot) ^ set(self.names))[:1]) or "a shape"
             raise ValueError(
                 f"the state was saved from another network, or with other parameters frozen: {other} differs. Freeze "
                 "the same parameters before loading it, and others afterwards"
             )
-        return {name: empty_copy(tensors[name], host=self._host).copy_(value) for name, value in snapshot.items()}
+        return {
+            name: empty_copy(shard(tensors[name]), host=self._host).copy_(value) for name, value in snapshot.items()
+        }

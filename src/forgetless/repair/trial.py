@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
 from forgetless.repair.objective import Objective, call, check_arguments, unpack
+from forgetless.repair.ragged import NO_LABEL
 from forgetless.repair.restoring import Restorer, untouched_randomness
-from forgetless.repair.sketch import NO_LABEL
 
 UNSHIFTED = (
     "y holds the input tokens themselves, so cross-entropy would teach the network to repeat each token. If it "
@@ -39,7 +40,7 @@ def try_out(
     if objective.loss is None and _unshifted(rows):
         raise ValueError(UNSHIFTED)
     network = unwrap(model)
-    device = next(network.parameters()).device
+    device = compute_device(network)
     parameters = {name for name, _ in network.named_parameters()} & set(names)
     with torch.inference_mode(False):  # its tensors cannot take part in autograd
         part = {name: column[:batch].detach().clone().to(device) for name, column in rows.items()}

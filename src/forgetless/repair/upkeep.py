@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
+from forgetless.compute.shards import shard
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import sharing
 from forgetless.repair.final import repair_fully
@@ -227,7 +228,8 @@ class Upkeep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
         saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
-        if saved and not saved.items() & self._present_shapes().items():  # a run of the benchmark has no anchor
+        present = {name: tuple(shard(tensor).shape) for name, tensor in float_tensors(self._network).items()}
+        if saved and not saved.items() & present.items():  # a run of the benchmark has no anchor
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
