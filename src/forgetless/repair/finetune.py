@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device, is_sharded, shard
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Averages, Descent
@@ -140,14 +141,15 @@ class Finetuning:
         _check_buffer(buffer, descent.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
         self._descent, self._objective, self._generator = descent, objective, generator
-        self._engine, self._processes = engine, processes
+        self._sharded = is_sharded(self._network)
+        self._engine, self._processes = engine, processes or (Processes() if self._sharded else None)
         self.names = unfrozen(self._network, names)
         self.steps = self.left = descent.steps
         self._rates = descent.multipliers
         self._averages: Averages | None = None
         self._gradients: Gradients  # of the present ``advance``
-        self._device = next(self._network.parameters()).device
-        self._saved = Restorer(self._network, self.names)
+        self._device = compute_device(self._network)
+        self._saved = Restorer(self._network, self.names, host=engine is None)  # an engine must not wait for copies
         with torch.inference_mode(False):
             self._losses = torch.zeros(self.steps, device=self._device)
         self._key = ("finetune", self.names, len(buffer), replace(descent, rates=()), self.steps)
@@ -204,7 +206,7 @@ class Finetuning:
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
         tensors = all_tensors(self._network)
-        return {name: tensors[name].detach() - self._saved.moving[name] for name in self.names}
+        return {name: tensors[name].detach() - self._saved.moving[name].to(tensors[name].device) for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, besides the network, the buffer and the random states."""
@@ -232,12 +234,15 @@ class Finetuning:
         drawn = self._buffer.draw(self._descent.batch, self._generator, spare_held_out=self._descent.spare)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
+        targets = [shard(parameter) for parameter in parameters] if self._sharded else parameters
         if self._processes is not None and self._processes.count > 1:
             examples = self._objective.examples(rows, self._descent.distill)
-            value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
+            exchanged = [] if self._sharded else _dense(parameters, gradients)  # backward() exchanges those of shards
+            value, *means = self._processes.mean_over_examples([value, *exchanged], examples)
+            gradients = means or gradients
         if self._descent.optimizer == "adam":
-            gradients = _dense(parameters, gradients)  # its averages are of the same parameters in every step
-        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
+            gradients = _dense(targets, gradients)  # its averages are of the same parameters in every step
+        pairs = [(p, g) for p, g in zip(targets, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if pairs:
                 self._descend([p for p, _ in pairs], [g for _, g in pairs], step)
@@ -293,6 +298,8 @@ class Finetuning:
             return value, ()
         scaled = self._schedule is not None and self._descent.optimizer == "sgd"
         rate = self._schedule.rate() if self._schedule is not None and scaled else None
+        if self._sharded and self._processes is not None:
+            rate = self._processes.weight(objective.examples(rows, distill), self._device)
         gradients = self._gradients.of(value, parameters, rate)
         if all(gradient is None for gradient in gradients):
             raise ValueError(NO_GRADIENT)
@@ -300,7 +307,11 @@ class Finetuning:
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""
-        if not (bad := _first_infinite(losses, {name: all_tensors(self._network)[name] for name in self.names})):
+        tensors = all_tensors(self._network)
+        bad = _first_infinite(losses, {name: tensors[name] for name in self.names})
+        if self._sharded and self._processes is not None:  # maybe only the shard of another process is not finite
+            bad = next(filter(None, self._processes.gather(bad)), "")
+        if not bad:
             return
         before = all_tensors(self._network) | self._saved.still | self._saved.moving
         if held := [name for name, tensor in before.items() if bool(tensor.isnan().any())]:

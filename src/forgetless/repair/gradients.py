@@ -9,6 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from forgetless.compute.shards import averaging, reshard, shard
+
 NO_GRADIENT = (
     "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under torch.no_grad(), "
     "or the network does not use them"
@@ -27,19 +29,24 @@ class Gradients:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self._parameters = list(network.parameters())
+        reshard(network)
+        self._network, self._parameters = network, list(network.parameters())
         self._by_backward: bool | None = None  # None: not known before the first loss
 
     def of(self, value: Tensor, chosen: Sequence[Tensor], scale: Tensor | None = None) -> Sequence[Tensor | None]:
-        """Return the gradient of a loss for each chosen parameter, times ``scale``; None where it has no influence."""
+        """Return the gradient of a loss for each chosen parameter, times ``scale``; None where it has no influence.
+
+        That of a sharded parameter is this process's shard of the mean over all processes.
+        """
         if not value.requires_grad:
             raise ValueError(NO_GRADIENT)
         if self._by_backward is None:
             self._by_backward = any(hasattr(tensor, "device_mesh") for tensor in chosen) or _is_reentrant(value)
         if self._by_backward:
-            with _set_aside(self._parameters):
+            with _set_aside(self._parameters), averaging(self._network):
                 value.backward(scale)
-                return [parameter.grad for parameter in chosen]
+                reshard(self._network)
+                return [None if parameter.grad is None else shard(parameter.grad) for parameter in chosen]
         return torch.autograd.grad(value, chosen, scale, allow_unused=True)
 
 

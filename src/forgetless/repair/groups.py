@@ -35,12 +35,12 @@ from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
 from forgetless.compute.modules import generates, joined, unwrap
+from forgetless.compute.shards import check_parameters, reshard
 from forgetless.networks import MLP, VGG11, ResNet
 
 Groups = dict[str, tuple[str, ...]]
 Chain = tuple[nn.Module, ...]  # nested modules, from the network inward
 
-_SHARDED = ", so each process has only a part of the weights; use DistributedDataParallel, which leaves them whole"
 _PAPER = re.compile(r"(conv1|bn1|block\d|fc\d*)\.")  # the modules of the paper's networks
 HEAD_NAMES = (
     "head", "heads", "fc", "classifier", "lm_head", "score", "out", "output", "output_layer", "logits", "final",
@@ -82,18 +82,16 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and every dense float buffer by name, tied ones once.
 
-    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input.
+    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input. Parameters that
+    ``fully_shard`` splits are sharded tensors.
     """
+    check_parameters(network)
+    reshard(network)
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
-        if hasattr(tensor, "device_mesh"):  # DTensor
-            raise ValueError(f"parameter {name} is sharded{_SHARDED}")
     modules = list(network.named_modules())
-    for path, module in modules:
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_SHARDED}")
     caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
     for name, buffer in network.named_buffers():
         if name not in caches and buffer.layout == torch.strided and buffer.is_floating_point():

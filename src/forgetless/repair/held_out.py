@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device, is_sharded, reshard
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
 from forgetless.repair.ragged import pass_size
@@ -67,6 +68,7 @@ def in_evaluation_mode(network: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.clear_autocast_cache()
+        reshard(network)
         for module, mode in modes:
             module.training = mode
 
@@ -81,7 +83,7 @@ def measure(
 ) -> Score:
     """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
     model = without_reducer(model)
-    device = next(model.parameters()).device
+    device = compute_device(model)
     held = len(buffer)
     if engine is not None and engine.cuda and held == buffer.capacity:
         key = ("held out", held)
@@ -89,7 +91,7 @@ def measure(
         engine.call(key, lambda: sums.copy_(_sums(model, buffer, objective, device)))
     else:  # rows are still being added, so a captured graph would soon be of no use
         with evaluating(model):
-            sums = _sums(model, buffer, objective, device)
+            sums = _sums(model, buffer, objective, device, processes)
     if processes is not None and processes.count > 1:
         sums = processes.mean(sums)
     loss, labels, hits, examples = sums.tolist()
@@ -98,21 +100,36 @@ def measure(
     return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
 
 
-def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device) -> Tensor:
+def _sums(
+    model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device, processes: Processes | None = None
+) -> Tensor:
     """Return the sum of the losses, the number of labels, of hits (negative: no classes) and of examples."""
     rows = buffer.held_out()
-    count = len(next(iter(rows.values())))
     sums = torch.zeros(4, device=device)
     with in_evaluation_mode(model), objective.cast(device):
-        size = pass_size(rows, BATCH)
-        for start in range(0, count, size):
-            part = {name: column[start : start + size].to(device) for name, column in rows.items()}
+        for start, stop, count in parts(model, len(next(iter(rows.values()))), pass_size(rows, BATCH), processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
             hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
-            numbers = [_number(n, device) for n in (labels, hits, min(size, count - start))]
-            sums += torch.stack([value * numbers[0], *numbers])
+            if count:
+                numbers = [_number(n, device) for n in (labels, hits, count)]
+                sums += torch.stack([value * numbers[0], *numbers])
     return sums
+
+
+def parts(model: nn.Module, examples: int, size: int, processes: Processes | None) -> Iterator[tuple[int, int, int]]:
+    """Yield where each batch of at most ``size`` examples begins and ends, and how many of them count.
+
+    The processes of a sharded network must call it equally often. One with fewer examples calls it with its first
+    example, which does not count.
+    """
+    calls = -(-examples // size)
+    if processes is not None and is_sharded(model):
+        calls = max(processes.gather(calls))
+    for start in range(0, calls * size, size):
+        stop = min(start + size, examples)
+        yield (start, stop, stop - start) if start < examples else (0, 1, 0)
 
 
 def _number(value: int | Tensor, device: torch.device) -> Tensor:

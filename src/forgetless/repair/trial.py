@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
 from forgetless.repair.objective import Objective, call, check_arguments, unpack
@@ -51,7 +52,7 @@ def try_out(
         raise ValueError(SHIFTED_TWICE)
     network = unwrap(model)
     check_vocabulary(network, rows)
-    device = next(network.parameters()).device
+    device = compute_device(network)
     parameters = {name for name, _ in network.named_parameters()} & set(names)
     with torch.inference_mode(False):  # its tensors cannot take part in autograd
         part = cut({name: column[:batch].detach().clone().to(device) for name, column in rows.items()})
