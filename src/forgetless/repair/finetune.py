@@ -254,12 +254,12 @@ class Finetuning:
             self._averages = Averages(parameters)
             if self._schedule is not None:
                 self._schedule.averages = self._averages  # the captured step updates these tensors
-        directions = self._averages.update(gradients)
-        if self._schedule is None:
-            torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
-        else:
-            torch._foreach_mul_(directions, self._schedule.rate())
-            torch._foreach_add_(parameters, directions, alpha=-1)
+        for part, directions in self._averages.update(gradients):
+            if self._schedule is None:
+                torch._foreach_add_(parameters[part], directions, alpha=-self._rates[step])
+            else:
+                torch._foreach_mul_(directions, self._schedule.rate())
+                torch._foreach_add_(parameters[part], directions, alpha=-1)
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
