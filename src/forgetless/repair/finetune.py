@@ -175,6 +175,7 @@ class Finetuning:
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
+        self._averages = None  # frees their memory before the network is measured
         try:
             losses = self.losses()
             self._average_statistics()
