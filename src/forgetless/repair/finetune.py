@@ -184,6 +184,7 @@ class Finetuning:
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
+        self._averages = None  # frees their memory before the network is measured
         try:
             losses = self.losses()
             self._average_statistics()
@@ -263,12 +264,12 @@ class Finetuning:
             self._averages = Averages(parameters)
             if self._schedule is not None:
                 self._schedule.averages = self._averages  # the captured step updates these tensors
-        directions = self._averages.update(gradients)
-        if self._schedule is None:
-            torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
-        else:
-            torch._foreach_mul_(directions, self._schedule.rate())
-            torch._foreach_add_(parameters, directions, alpha=-1)
+        for part, directions in self._averages.update(gradients):
+            if self._schedule is None:
+                torch._foreach_add_(parameters[part], directions, alpha=-self._rates[step])
+            else:
+                torch._foreach_mul_(directions, self._schedule.rate())
+                torch._foreach_add_(parameters[part], directions, alpha=-1)
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
@@ -300,10 +301,10 @@ class Finetuning:
         rate = self._schedule.rate() if self._schedule is not None and scaled else None
         if self._sharded and self._processes is not None:
             rate = self._processes.weight(objective.examples(rows, distill), self._device)
-        gradients = self._gradients.of(value, parameters, rate)
-        if all(gradient is None for gradient in gradients):
+        found = self._gradients.of(value, parameters, rate)
+        if all(gradient is None for gradient in found):
             raise ValueError(NO_GRADIENT)
-        return value, gradients
+        return value, found
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""
