@@ -69,7 +69,7 @@ def test_no_file_or_class_is_too_long():
 def test_exports_are_these():
     assert forgetless.__all__ == [
         "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError",
-        "Profile", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
+        "Profile", "ShardedState", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
         "sensitivity", "train",
     ]  # fmt: skip
     assert all(getattr(forgetless, name) is not None for name in forgetless.__all__)

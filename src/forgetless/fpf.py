@@ -284,7 +284,8 @@ class FPF:
         device = self._device or _home(self.model)
         seed = self._memory.seed + 1_000_003 * self.processes.rank
         capacity = self.processes.share(self._memory.capacity, "capacity")
-        self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
+        common = self._memory.seed if self._memory.policy == "distinct" else seed  # the same keys in all processes
+        self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=common)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
 
     def _repair(self) -> Finetuned | Outcome | None:
