@@ -102,7 +102,8 @@ class FPF:
         forward: ``(model, x) -> output``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
             the network inside ``DistributedDataParallel``. With ``loss="model"`` it is ``(model, x, y) -> output``.
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
-        device: Where the buffer is held. Default: with the network's parameters.
+        device: Where the buffer is held and, on a schedule, the weights of earlier windows; "cpu" saves memory of the
+            GPU. Default: with the network's parameters. All other copies of weights are in host memory.
         seed: The seed of the buffer, of the draws, and of augmentation and dropout during a finetuning.
         process_group: The processes that train this network together (``DistributedDataParallel``). Default: all of
             them, if ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are totals: each process holds its
@@ -153,7 +154,11 @@ class FPF:
         self._group = process_group
         self._repairer: Repairer | Upkeep
         given = (model, self.settings, self.objective, grouping, head)
-        self._repairer = Repairer(*given, tracking=self.tracking) if self._kind == "schedule" else Upkeep(*given)
+        if self._kind == "schedule":
+            host = self._device is not None and self._device.type == "cpu"
+            self._repairer = Repairer(*given, tracking=self.tracking, host=host)
+        else:
+            self._repairer = Upkeep(*given)
         self._checks = Checks(model, self.objective, self.settings, self._repairer.selection.tracked)
         self._warned = False  # of a finetuning that was due and could not happen
         self._join()
@@ -178,6 +183,12 @@ class FPF:
 
     def settle(self) -> None:
         """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
+        if not self.step:
+            self._follow()
+            self._repairer.start()
+
+    def _follow(self) -> None:
+        """Before the first step, follow a network that was moved, and join processes that have met."""
         if self.step:
             return
         check_processes(unwrap(self.model), Processes(self._group))
@@ -188,7 +199,6 @@ class FPF:
             self._join()
             if held["seen"]:  # taken over from another FPF
                 self.buffer.load_state_dict(held | {"generator": None})
-        self._repairer.start()
 
     def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | Outcome | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
@@ -216,7 +226,7 @@ class FPF:
 
     def remember(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
-        self.settle()
+        self._follow()
         self.buffer.offer(self._checks.rows(x, y, logits, self.buffer), remembered=True)
 
     def boundary(self) -> None:
@@ -237,6 +247,8 @@ class FPF:
         """
         if lack := _lack(self.buffer, self.processes):
             raise ValueError(lack)
+        if not self.step:  # the buffer was filled by ``remember``
+            self._repairer.start()
         done: Report | Finetuned | None = self._repairer.finish(with_labels(self.buffer), self._generator)
         if done is None:
             warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
@@ -266,7 +278,7 @@ class FPF:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
-        self.settle()
+        self._follow()
         check_state(state, self._kind, self.processes, self.settings.distill)
         present = self.buffer
         buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)

@@ -130,13 +130,13 @@ class _Work:
     def repair(self, groups: Mapping[str, Collection[str]], few: tuple[str, ...]) -> _Repaired:
         """Repair all groups, then only ``few`` from the same start, and keep the latter if it is as good."""
         names = [name for members in groups.values() for name in members]
-        start = Restorer(self._network, names)
+        start = Restorer(self._network, names, host=True)
         try:
             every = self._tune(groups, tuple(groups), self._limit)
             left = self._total - every.steps
             if not 0 < len(few) < len(groups) or left < every.steps / 2:
                 return every
-            end = Restorer(self._network, names)
+            end = Restorer(self._network, names, host=True)
             start.restore()
             fewer = self._tune(groups, few, min(left, self._limit))
             if fewer.gain >= ENOUGH * every.gain:

@@ -140,7 +140,7 @@ class Finetuning:
         self._averages: Averages | None = None
         self._gradients: Gradients  # of the present ``advance``
         self._device = compute_device(self._network)
-        self._saved = Restorer(self._network, self.names)
+        self._saved = Restorer(self._network, self.names, host=engine is None)  # an engine must not wait for copies
         with torch.inference_mode(False):
             self._losses = torch.zeros(self.steps, device=self._device)
         self._key = ("finetune", self.names, len(buffer), replace(descent, rates=()), self.steps)
@@ -197,7 +197,7 @@ class Finetuning:
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
         tensors = all_tensors(self._network)
-        return {name: tensors[name].detach() - self._saved.moving[name] for name in self.names}
+        return {name: tensors[name].detach() - self._saved.moving[name].to(tensors[name].device) for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, besides the network, the buffer and the random states."""

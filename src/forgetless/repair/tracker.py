@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from forgetless.compute.shards import is_sharded, shard, shard_weight
 from forgetless.repair import sensitivity
 from forgetless.repair.groups import float_tensors
+from forgetless.repair.restoring import copies, empty_copy
 
 REPLACED = (
     ". After a layer was replaced or added, make a new FPF; it can take over the examples: "
@@ -35,13 +36,20 @@ class Tracker:
     """Follow the tensors ``names`` of a network through tasks and epochs.
 
     The first ``epochs`` epochs of a task are compared with those of the previous task (1: the paper's early epochs;
-    None: all). Memory: one copy of the tensors, plus one for each of those epochs. ``keep`` bounds the rows held.
+    None: all). Memory: one copy of the tensors, plus one for each of those epochs, on their devices or in ``host``
+    memory. ``keep`` bounds the rows held.
     """
 
     def __init__(
-        self, network: nn.Module, names: Sequence[str], epochs: int | None = 1, keep: int | None = 1000
+        self,
+        network: nn.Module,
+        names: Sequence[str],
+        epochs: int | None = 1,
+        keep: int | None = 1000,
+        *,
+        host: bool = False,
     ) -> None:
-        self._network = network
+        self._network, self._host = network, host
         self.names = tuple(names)
         self._parameters = {name for name, _ in network.named_parameters()}
         self._epochs = epochs
@@ -53,8 +61,12 @@ class Tracker:
         self._last: dict[str, Tensor] | None = None
         self._first: dict[int, tuple[int, dict[str, Tensor]]] = {}  # epoch -> the last task that reached it, snapshot
 
-    @torch.no_grad()
     def snapshot(self) -> dict[str, Tensor]:
+        """Return copies of the tensors."""
+        return copies(self._present(), host=self._host)
+
+    def _present(self) -> dict[str, Tensor]:
+        """Return the tensors as they are now; raise ``ValueError`` if layers were added or replaced."""
         tensors = float_tensors(self._network)
         for name in self.names:
             if name not in tensors:
@@ -62,7 +74,7 @@ class Tracker:
         for name, tensor in tensors.items():
             if tensor.requires_grad and name not in self._parameters:
                 raise ValueError(f"the network has {name}, which it did not have when tracking began{REPLACED}")
-        return {name: shard(tensors[name]).clone() for name in self.names}
+        return {name: shard(tensors[name]) for name in self.names}
 
     def start(self) -> None:
         """Measure the next row's changes from the present weights."""
@@ -80,20 +92,20 @@ class Tracker:
         ``begins_task`` decides from the row whether this epoch was already the first of a new task.
         """
         self.epoch += 1
-        now = self.snapshot()
+        tensors = self._present()
         row = None
         if self._last is not None:
-            row = Row(self.task, self.epoch, self.agree(self._changes(now, self._last)))
+            row = Row(self.task, self.epoch, self.agree(self._changes(tensors, self._last)))
             if begins_task is not None and begins_task(row):
                 self.boundary()
                 self.epoch = 1
                 row = Row(self.task, self.epoch, row.changes)
             self.between_epochs.append(row)
-        self._last = now
+        self._last = now = copies(tensors, host=self._host)
         if self._epochs is None or self.epoch <= self._epochs:
             task, before = self._first.get(self.epoch, (self.task, now))
             if task == self.task - 1:
-                self.between_tasks.append(Row(self.task, self.epoch, self.agree(self._changes(now, before))))
+                self.between_tasks.append(Row(self.task, self.epoch, self.agree(self._changes(tensors, before))))
             self._first[self.epoch] = (self.task, now)
         return row
 
@@ -140,7 +152,6 @@ class Tracker:
             rows.extend(Row(task, epoch, values.to(device, copy=True)) for task, epoch, values in state[name])
 
     def _changes(self, now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
-        before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
         try:
             values = list(sensitivity.changes(now, before).values())
         except ValueError as error:  # another shape
@@ -160,4 +171,6 @@ class Tracker:
                 f"the state was saved from another network, or with other parameters frozen: {other} differs. Freeze "
                 "the same parameters before loading it, and others afterwards"
             )
-        return {name: torch.empty_like(shard(tensors[name])).copy_(value) for name, value in snapshot.items()}
+        return {
+            name: empty_copy(shard(tensors[name]), host=self._host).copy_(value) for name, value in snapshot.items()
+        }

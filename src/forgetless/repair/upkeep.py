@@ -28,7 +28,7 @@ from forgetless.repair.held_out import measure
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.report import Report
-from forgetless.repair.restoring import untouched_randomness
+from forgetless.repair.restoring import copies, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
@@ -68,12 +68,18 @@ class Upkeep:
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._held = 0  # examples of the buffer at the last repair
-        self._anchor: dict[str, Tensor] = {}  # the weights after the last repair
+        self._anchor: dict[str, Tensor] = {}  # the weights after the last repair, in host memory
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
     def start(self) -> None:
-        """Measure displacements from the present weights."""
-        self._anchor = {name: shard(tensor).clone() for name, tensor in float_tensors(self._network).items()}
+        """Measure displacements from the present weights.
+
+        They are copied to host memory, since only ``finish`` reads them.
+        """
+        self._anchor = {}  # now, so that there are never two copies
+        tracked, tensors = set(self.selection.tracked), float_tensors(self._network)
+        parameters = {name: tensors[name] for name, _ in self._network.named_parameters() if name in tracked}
+        self._anchor = copies(parameters, host=True)
 
     def join(self, processes: Processes) -> None:
         """Repair together with these processes."""
@@ -214,7 +220,7 @@ class Upkeep:
             "shifts": list(self.shifts),
             "held": self._held,
             "resting": sorted(self._resting),
-            "anchor": {name: tensor.clone() for name, tensor in self._anchor.items()},
+            "anchor": dict(self._anchor),
             "budget": self._budget,
             "tuner": self.tuner.state_dict(),
         }
@@ -229,7 +235,7 @@ class Upkeep:
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting = list(state["shifts"]), set(state["resting"])
-        self._anchor = dict(state["anchor"])
+        self._anchor = {name: tensor.cpu() for name, tensor in state["anchor"].items()}
         if state["budget"] != self._budget:
             warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)
 
