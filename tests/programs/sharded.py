@@ -7,7 +7,7 @@ buffer holds all examples and a repair draws all that it may, so that one proces
 network has a parameter of one element, of which the second process has an empty shard.
 
 ``budget`` and ``schedule``: the two policies, trained without a stop; in two processes also with activation
-checkpointing, ``torch.compile`` and summed gradients (``composed``), with other numbers of examples in each process
+checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process than in the other
 (``uneven``), and, for comparison, with DistributedDataParallel (``uneven-ddp``). ``saved``: a checkpoint after 50
 steps, then the processes are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
 ``missing``: the error of a checkpoint that lacks a file.
@@ -77,7 +77,8 @@ def build(policy: str, way: str, count: int):
                 module.set_force_sum_reduction_for_comms(True)  # gloo needs it
                 module.set_gradient_divide_factor(1.0)
             model = torch.compile(network, backend="aot_eager")
-    fpf = forgetless.FPF(model, **SETTINGS[policy])
+    groups = "all" if way.startswith("uneven") else "auto"
+    fpf = forgetless.FPF(model, groups=groups, **SETTINGS[policy])
     return network, model, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5), fpf
 
 
@@ -177,8 +178,8 @@ def main(folder: Path, ways: list[tuple[str, str]]) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    ways = ["plain", "composed", "uneven", "uneven-ddp"]
-    run_forked(2, main, folder, [("budget", way) for way in ways] + [("schedule", "plain")])
+    budget, schedule = ("plain", "uneven", "uneven-ddp"), ("plain", "composed")
+    run_forked(2, main, folder, [("budget", way) for way in budget] + [("schedule", way) for way in schedule])
     for policy in SETTINGS:
         with suppress(SystemExit):
             run_forked(2, main, folder, [(policy, "saved")])
