@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import find_device
-from forgetless.compute.modules import unwrap
+from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.compute.shards import check_processes, compute_device
 from forgetless.repair.buffer import Buffer
@@ -29,6 +29,8 @@ from forgetless.repair.objective import (
     Targets,
     call,
     has_labels,
+    shifts_labels,
+    split_labels,
     with_labels,
 )
 from forgetless.repair.profile import Profile
@@ -36,6 +38,7 @@ from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report
 from forgetless.repair.settings import BUDGET, Finetune, Memory, Tracking
 from forgetless.repair.state import FORMAT, check_state
+from forgetless.repair.trial import check_vocabulary
 from forgetless.repair.tuning import Outcome
 from forgetless.repair.upkeep import Upkeep
 
@@ -98,7 +101,8 @@ class FPF:
             them. A restart of the learning rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
         loss: ``(output, y) -> loss``, replaces cross-entropy. "model": the model's own loss, ``output.loss`` or
-            ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor).
+            ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor). This is
+            the default for a causal language model that takes ``labels``, as those of Hugging Face do.
         forward: ``(model, x) -> output``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
             the network inside ``DistributedDataParallel``. With ``loss="model"`` it is ``(model, x, y) -> output``.
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
@@ -145,7 +149,7 @@ class FPF:
         tracking = {"window": window, "detect": detect}
         names = groups if isinstance(groups, str | None) else tuple(groups)
         self.settings, self.tracking = _resolve(schedule, tracking, budget, distill=distill, batch=batch, groups=names)
-        self.objective = Objective(augment, loss, forward, autocast)
+        self.objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
         self.model = model
         self._kind = "schedule" if self.settings.budget is None else "upkeep"
         policy = policy or ("reservoir" if self._kind == "schedule" else "distinct")
@@ -200,22 +204,23 @@ class FPF:
             if held["seen"]:  # taken over from another FPF
                 self.buffer.load_state_dict(held | {"generator": None})
 
-    def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | Outcome | None:
+    def observe(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> Finetuned | Outcome | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
 
         Call it once after each ``optimizer.step()``. The first call also tries forward and loss on the batch.
 
         Args:
-            x: The inputs before augmentation; a mapping for a network with keyword arguments.
-            y: The labels; a mapping ``{name: tensor}`` for several targets. Examples whose labels are all -100 (floats:
-                NaN) have none and are left out of finetunings.
+            x: The inputs before augmentation; a mapping for a network with keyword arguments. Sequences of tokens may
+                have another length in each batch.
+            y: The labels; a mapping ``{name: tensor}`` for several targets. Without it they are the entry ``labels`` of
+                ``x``. Examples whose labels are all -100 (floats: NaN) have none and are left out of finetunings.
             logits: The network's output in this step's forward pass; ``distill`` needs it.
 
         Returns:
             What the finetuning did, if there was one.
         """
         self.settle()
-        rows = self._checks.rows(x, y, logits, self.buffer)
+        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
         self._checks.check_alone()
         try:
             if not self._repairer.advance(len(next(iter(rows.values())))):
@@ -224,10 +229,10 @@ class FPF:
         finally:
             self.buffer.offer(rows)  # also if the repair fails: the training step was made
 
-    def remember(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> None:
+    def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self._follow()
-        self.buffer.offer(self._checks.rows(x, y, logits, self.buffer), remembered=True)
+        self.buffer.offer(self._checks.rows(*split_labels(x, y), logits, self.buffer), remembered=True)
 
     def boundary(self) -> None:
         """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.
@@ -281,8 +286,9 @@ class FPF:
         self._follow()
         check_state(state, self._kind, self.processes, self.settings.distill)
         present = self.buffer
-        buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)
+        buffer = self._new_buffer(present.capacity, present.device, present.seed)
         buffer.load_state_dict(state["buffer"])
+        check_vocabulary(unwrap(self.model), {name: buffer[name] for name in buffer.columns})
         self._repairer.load_state_dict(state[self._kind])
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
         self._checks.tried = False
@@ -297,8 +303,12 @@ class FPF:
         seed = self._memory.seed + 1_000_003 * self.processes.rank
         capacity = self.processes.share(self._memory.capacity, "capacity")
         common = self._memory.seed if self._memory.policy == "distinct" else seed  # the same keys in all processes
-        self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=common)
+        self.buffer = self._new_buffer(capacity, device, common)
         self._generator = torch.Generator(device).manual_seed(seed + 1)
+
+    def _new_buffer(self, capacity: int, device: torch.device | None, seed: int) -> Buffer:
+        pad = padding_token(self.model)
+        return Buffer(capacity, policy=self._memory.policy, device=device, seed=seed, pad=pad)
 
     def _repair(self) -> Finetuned | Outcome | None:
         """Repair during training, or warn once that there is nothing to repair or to repair it with."""

@@ -22,9 +22,7 @@ class Columns:
         self._count, self._pad = count, pad
         self.rows: dict[str, Tensor] = {}  # empty until the first batch; each (count, …)
         self._ragged: tuple[str, ...] = ()  # those whose rows may grow longer
-        self._layout: dict[
-            str, tuple[tuple[int, ...] | None, torch.dtype]
-        ] = {}  # shape (None: ragged) and dtype of a row
+        self._layout: dict[str, tuple[tuple[int, ...] | None, torch.dtype]] = {}  # of a row; None: ragged
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -65,7 +63,7 @@ class Columns:
             raise ValueError(f"columns differ in length: {sizes}")
         if not self.rows:
             return
-        if names := {*batch, LENGTHS} ^ {*self.rows, LENGTHS}:
+        if {*batch, LENGTHS} != {*self.rows, LENGTHS}:
             held, given = ", ".join(self.names), ", ".join(name for name in batch if name != LENGTHS)
             raise ValueError(f"the buffer holds the columns {held}; this batch has {given}")
         for name in self.names:

@@ -11,6 +11,7 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.gradients import Gradients
 from forgetless.repair.held_out import evaluating, parts
 from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import pass_size
 
 PART = 32  # examples per backward pass
 COVER = 0.9  # the highest scores are those that make up this share of the positive ones
@@ -40,7 +41,8 @@ def displacement_scores(
     totals: dict[str, Tensor] = {}
     gradients = Gradients(network)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
-        for start, stop, count in parts(network, len(buffer), PART, processes):
+        size = pass_size({name: buffer[name] for name in buffer.columns}, PART)
+        for start, stop, count in parts(network, len(buffer), size, processes):
             rows = {name: column.to(device) for name, column in buffer.part(start, stop).items()}
             weight = count / len(buffer)
             with objective.cast(device):

@@ -83,6 +83,8 @@ def repair_fully(
         steps=len(best.outcome.losses),
         tried=work.steps,
         seconds=time.monotonic() - started,
+        perplexity_before=best.outcome.before.perplexity,
+        perplexity_after=best.outcome.after.perplexity,
     )
 
 

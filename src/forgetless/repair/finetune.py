@@ -28,7 +28,16 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import finetuning_modes, unfrozen
 from forgetless.repair.gradients import NO_GRADIENT, Gradients
-from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, class_labels, with_labels
+from forgetless.repair.objective import (
+    Augment,
+    Forward,
+    Loss,
+    Objective,
+    call,
+    class_labels,
+    shifts_labels,
+    with_labels,
+)
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
 
@@ -99,7 +108,7 @@ def finetune(
     """
     names = [names] if isinstance(names, str) else list(names)
     descent = Descent.cosine(Finetune(steps=steps, lr=lr, distill=distill, batch=batch))
-    objective = Objective(augment, loss, forward, autocast)
+    objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
     generator = generator or buffer.generator
     if generator is None:
         raise ValueError("the buffer is empty: add examples first")
@@ -175,6 +184,7 @@ class Finetuning:
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
+        self._averages = None  # frees their memory before the network is measured
         try:
             losses = self.losses()
             self._average_statistics()
@@ -254,12 +264,12 @@ class Finetuning:
             self._averages = Averages(parameters)
             if self._schedule is not None:
                 self._schedule.averages = self._averages  # the captured step updates these tensors
-        directions = self._averages.update(gradients)
-        if self._schedule is None:
-            torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
-        else:
-            torch._foreach_mul_(directions, self._schedule.rate())
-            torch._foreach_add_(parameters, directions, alpha=-1)
+        for part, directions in self._averages.update(gradients):
+            if self._schedule is None:
+                torch._foreach_add_(parameters[part], directions, alpha=-self._rates[step])
+            else:
+                torch._foreach_mul_(directions, self._schedule.rate())
+                torch._foreach_add_(parameters[part], directions, alpha=-1)
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
@@ -283,7 +293,7 @@ class Finetuning:
                 ) from error
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 held = {name: self._buffer[name] for name in self._buffer.columns}
-                objective.check(held, output, len(next(iter(rows.values()))), distill)
+                objective.check(held, output, rows, distill)
             value = objective.value(output, rows, distill)
         if not parameters:
             return value, ()

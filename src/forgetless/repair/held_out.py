@@ -16,6 +16,7 @@ from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, reshard
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass
@@ -28,10 +29,17 @@ class Score:
     loss: float
     accuracy: float | None  # None where the labels are not classes
     examples: int
+    tokens: bool = False  # whether the loss is the mean over tokens of a language model's cross-entropy
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the loss of a language model; None for other networks."""
+        return float(torch.tensor(self.loss, dtype=torch.float64).exp()) if self.tokens else None
 
     def __str__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
-        return f"loss {self.loss:.3f}{accuracy}"
+        perplexity = f", perplexity {self.perplexity:.4g}" if self.tokens else ""
+        return f"loss {self.loss:.3f}{accuracy}{perplexity}"
 
 
 @contextmanager
@@ -88,7 +96,8 @@ def measure(
         sums = processes.mean(sums)
     loss, labels, hits, examples = sums.tolist()
     accuracy = hits / labels if hits >= 0 and labels else None
-    return Score(loss / labels if labels else math.nan, accuracy, round(examples))
+    tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
+    return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
 
 
 def _sums(
@@ -98,7 +107,7 @@ def _sums(
     rows = buffer.held_out()
     sums = torch.zeros(4, device=device)
     with in_evaluation_mode(model), objective.cast(device):
-        for start, stop, count in parts(model, len(next(iter(rows.values()))), BATCH, processes):
+        for start, stop, count in parts(model, len(next(iter(rows.values()))), pass_size(rows, BATCH), processes):
             part = {name: column[start:stop].to(device) for name, column in rows.items()}
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 NO_LABEL = -100  # the label that cross-entropy ignores
 LENGTHS = "lengths"  # one row per example, with the length of its sequence in each ragged column, by name
+TOKENS = 16384  # per pass; with a vocabulary of 50,000 the logits take 3 GB
 MASK, POSITIONS = "x.attention_mask", "x.position_ids"
 Rows = Mapping[str, Tensor]
 
@@ -73,6 +74,12 @@ def concatenated(batches: Sequence[Rows], pad: int = 0) -> dict[str, Tensor]:
     widths = {name: max(batch[name].shape[1] for batch in batches) for name in names}
     wide = [widened(batch, widths, pad) for batch in batches]
     return {name: torch.cat([batch[name] for batch in wide]) for name in batches[0]}
+
+
+def pass_size(rows: Rows, most: int) -> int:
+    """Return how many examples a pass through the network takes: ``most``, or fewer if they have many tokens."""
+    widest = max((rows[name].shape[1] for name in ragged(rows)), default=0)
+    return max(1, min(most, TOKENS // max(1, widest)))
 
 
 def cut(rows: Rows) -> dict[str, Tensor]:
