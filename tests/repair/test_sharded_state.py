@@ -1,5 +1,7 @@
 """The state of several processes is dealt out to any number of them."""
 
+from itertools import chain
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,7 @@ def test_every_example_is_dealt_once(policy, count):
     states, judged = held(policy, [range(24), range(100, 116), range(200, 208)])
     buffers = [loaded(policy, dealt(states, rank, count)) for rank in range(count)]
     numbers = [buffer["x"].flatten().tolist() for buffer in buffers]
-    assert sorted(sum(numbers, [])) == [*range(24), *range(100, 116), *range(200, 208)]
+    assert sorted(chain(*numbers)) == [*range(24), *range(100, 116), *range(200, 208)]
     assert set().union(*(b.held_out()["x"].flatten().tolist() for b in buffers)) == set().union(*judged)
     assert max(map(len, numbers)) - min(map(len, numbers)) <= HELD_OUT
     assert sum(buffer.seen for buffer in buffers) == 48

@@ -301,10 +301,10 @@ class Finetuning:
         rate = self._schedule.rate() if self._schedule is not None and scaled else None
         if self._sharded and self._processes is not None:
             rate = self._processes.weight(objective.examples(rows, distill), self._device)
-        gradients = self._gradients.of(value, parameters, rate)
-        if all(gradient is None for gradient in gradients):
+        found = self._gradients.of(value, parameters, rate)
+        if all(gradient is None for gradient in found):
             raise ValueError(NO_GRADIENT)
-        return value, gradients
+        return value, found
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""
