@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, __version__
 
 from forgetless import FPF
+from forgetless.repair.tuning import Outcome
 from provenance import provenance, publish
 
 VOCABULARY = 32_000
@@ -61,7 +62,7 @@ class Training:
         return tokens
 
     def fpf(self, **mode: Any) -> FPF:
-        """Return an FPF around the model that draws as many sequences as a training step has."""
+        """Return an FPF around the model, whose repairs have the batch size of the training."""
         return FPF(self.model, CAPACITY, loss="model", autocast=self.autocast, batch=self._batch, **mode)
 
     def block(self, steps: int, fpf: FPF | None) -> float:
@@ -125,7 +126,7 @@ def repair(training: Training) -> dict[str, Any]:
     without = training.allocated()
     fpf = training.fpf(budget=MOST)
     outcome = None
-    while outcome is None:
+    while not isinstance(outcome, Outcome):
         tokens = training.step()
         training.peak()
         start = training.clock()
@@ -147,9 +148,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8, help="sequences per step, of training and of repairs")
     parser.add_argument("--length", type=int, default=1024, help="tokens per sequence")
-    parser.add_argument("--blocks", type=int, default=6, help="blocks of steps with observe, and as many without")
+    parser.add_argument("--blocks", type=int, default=6, help="blocks with observe, and the same number without")
     parser.add_argument("--steps", type=int, default=10, help="steps per block")
-    parser.add_argument("--window", type=int, help="also measure a schedule that compares windows of so many steps")
+    parser.add_argument("--window", type=int, help="also measure a schedule that compares windows of this many steps")
     parser.add_argument("--out", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
     training = Training(arguments)

@@ -106,8 +106,7 @@ class FPF:
         forward: ``(model, x) -> output``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
             the network inside ``DistributedDataParallel``. With ``loss="model"`` it is ``(model, x, y) -> output``.
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
-        device: Where the buffer is held and, on a schedule, the weights of earlier windows; "cpu" saves memory of the
-            GPU. Default: with the network's parameters. All other copies of weights are in host memory.
+        device: Where the buffer and, on a schedule, the weights of earlier windows are held. Default: with the network.
         seed: The seed of the buffer, of the draws, and of augmentation and dropout during a finetuning.
         process_group: The processes that train this network together (``DistributedDataParallel``). Default: all of
             them, if ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are totals: each process holds its
@@ -158,11 +157,8 @@ class FPF:
         self._group = process_group
         self._repairer: Repairer | Upkeep
         given = (model, self.settings, self.objective, grouping, head)
-        if self._kind == "schedule":
-            host = self._device is not None and self._device.type == "cpu"
-            self._repairer = Repairer(*given, tracking=self.tracking, host=host)
-        else:
-            self._repairer = Upkeep(*given)
+        host = self._device is not None and self._device.type == "cpu"
+        self._repairer = Upkeep(*given) if self.settings.budget else Repairer(*given, tracking=self.tracking, host=host)
         self._checks = Checks(model, self.objective, self.settings, self._repairer.selection.tracked)
         self._warned = False  # of a finetuning that was due and could not happen
         self._join()
@@ -185,14 +181,8 @@ class FPF:
         """The steps after which the data shifted, as announced by ``boundary()`` or detected."""
         return self._repairer.shifts
 
-    def settle(self) -> None:
+    def settle(self, *, start: bool = True) -> None:
         """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
-        if not self.step:
-            self._follow()
-            self._repairer.start()
-
-    def _follow(self) -> None:
-        """Before the first step, follow a network that was moved, and join processes that have met."""
         if self.step:
             return
         check_processes(unwrap(self.model), Processes(self._group))
@@ -203,6 +193,8 @@ class FPF:
             self._join()
             if held["seen"]:  # taken over from another FPF
                 self.buffer.load_state_dict(held | {"generator": None})
+        if start:
+            self._repairer.start()
 
     def observe(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> Finetuned | Outcome | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
@@ -231,7 +223,7 @@ class FPF:
 
     def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
-        self._follow()
+        self.settle(start=False)
         self.buffer.offer(self._checks.rows(*split_labels(x, y), logits, self.buffer), remembered=True)
 
     def boundary(self) -> None:
@@ -252,8 +244,6 @@ class FPF:
         """
         if lack := _lack(self.buffer, self.processes):
             raise ValueError(lack)
-        if not self.step:  # the buffer was filled by ``remember``
-            self._repairer.start()
         done: Report | Finetuned | None = self._repairer.finish(with_labels(self.buffer), self._generator)
         if done is None:
             warn(f"nothing was finetuned in {self.step} steps: {self._repairer.why_not()}", stacklevel=2)
@@ -283,10 +273,9 @@ class FPF:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
-        self._follow()
+        self.settle(start=False)
         check_state(state, self._kind, self.processes, self.settings.distill)
-        present = self.buffer
-        buffer = self._new_buffer(present.capacity, present.device, present.seed)
+        buffer, _ = _open_memory(self.model, self._memory, self.buffer.device, self.processes)
         buffer.load_state_dict(state["buffer"])
         check_vocabulary(unwrap(self.model), {name: buffer[name] for name in buffer.columns})
         self._repairer.load_state_dict(state[self._kind])
@@ -300,15 +289,7 @@ class FPF:
         self._repairer.join(self.processes)
         self.processes.share(self.settings.batch, "batch")  # raises an error if there are more processes
         device = self._device or _home(self.model)
-        seed = self._memory.seed + 1_000_003 * self.processes.rank
-        capacity = self.processes.share(self._memory.capacity, "capacity")
-        common = self._memory.seed if self._memory.policy == "distinct" else seed  # the same keys in all processes
-        self.buffer = self._new_buffer(capacity, device, common)
-        self._generator = torch.Generator(device).manual_seed(seed + 1)
-
-    def _new_buffer(self, capacity: int, device: torch.device | None, seed: int) -> Buffer:
-        pad = padding_token(self.model)
-        return Buffer(capacity, policy=self._memory.policy, device=device, seed=seed, pad=pad)
+        self.buffer, self._generator = _open_memory(self.model, self._memory, device, self.processes)
 
     def _repair(self) -> Finetuned | Outcome | None:
         """Repair during training, or warn once that there is nothing to repair or to repair it with."""
@@ -327,6 +308,17 @@ class FPF:
 
 def _home(model: nn.Module) -> torch.device:
     return compute_device(unwrap(model))
+
+
+def _open_memory(
+    model: nn.Module, memory: Memory, device: torch.device | None, processes: Processes
+) -> tuple[Buffer, torch.Generator]:
+    """Return this process's part of the buffer, empty, and the generator of its draws."""
+    seed = memory.seed + 1_000_003 * processes.rank
+    capacity = processes.share(memory.capacity, "capacity")
+    common = memory.seed if memory.policy == "distinct" else seed  # the same keys in all processes
+    buffer = Buffer(capacity, policy=memory.policy, device=device, seed=common, pad=padding_token(model))
+    return buffer, torch.Generator(device).manual_seed(seed + 1)
 
 
 def _resolve(

@@ -72,7 +72,8 @@ class Buffer:
         """Return a view of a column's filled rows."""
         if name not in self.columns:
             raise KeyError(f"no column named {name!r}; the columns are {', '.join(self.columns) or 'not known yet'}")
-        return self._columns.rows[name][: len(self)]
+        held = len(self)  # first, since writing what waits may replace the column
+        return self._columns.rows[name][:held]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -198,7 +199,8 @@ class Buffer:
     def subset(self, chosen: Tensor) -> "Buffer":
         """Return a buffer of these examples, given as a mask, with the same generator."""
         part = Buffer(int(chosen.sum()), device=self.device, generator=self.generator, pad=self.pad)
-        part.replace({name: rows[: len(self)][chosen] for name, rows in self._columns.rows.items()})
+        held = len(self)
+        part.replace({name: rows[:held][chosen] for name, rows in self._columns.rows.items()})
         return part
 
     def state_dict(self) -> dict[str, Any]:

@@ -160,9 +160,10 @@ def _report_groups(
     network: nn.Module, selection: Selection, scores: Mapping[str, float | None], repaired: Collection[str]
 ) -> tuple[RepairedGroup, ...]:
     """Return the groups of the report; frozen ones have no parameters there."""
-    counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    parameters = dict(network.named_parameters())
+    counts = {name: parameter.numel() for name, parameter in parameters.items() if parameter.requires_grad}
     sizes = {group: sum(counts.get(name, 0) for name in names) for group, names in selection.grouping.items()}
-    total = sum(counts.values())
+    total = sum(parameter.numel() for parameter in parameters.values())
     return tuple(
         RepairedGroup(group, scores.get(group), size, size / total, group in repaired) for group, size in sizes.items()
     )

@@ -124,6 +124,7 @@ class Tuner:
                 run.undo()
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
+            del run  # and its copy of the weights, before the next one is made
         return Outcome(before, best, undone, tuple(losses), found)
 
     def state_dict(self) -> dict[str, Any]:

@@ -182,6 +182,8 @@ class Upkeep:
         self._count()
         if not self._has_work(buffer):
             return None
+        if not self.step:  # the buffer holds examples from outside the training
+            self.start()
         self._held = sum(self._processes.gather(len(buffer)))
         limit = self.limit()
         report = repair_fully(
