@@ -316,7 +316,8 @@ def _open_memory(
     """Return this process's part of the buffer, empty, and the generator of its draws."""
     seed = memory.seed + 1_000_003 * processes.rank
     capacity = processes.share(memory.capacity, "capacity")
-    buffer = Buffer(capacity, policy=memory.policy, device=device, seed=seed, pad=padding_token(model))
+    common = memory.seed if memory.policy == "distinct" else seed  # the same keys in all processes
+    buffer = Buffer(capacity, policy=memory.policy, device=device, seed=common, pad=padding_token(model))
     return buffer, torch.Generator(device).manual_seed(seed + 1)
 
 
