@@ -282,6 +282,14 @@ def test_examples_without_labels_are_refused():
         forgetless.repair(llama(), {"input_ids": ids, "labels": torch.full_like(ids, -100)})
 
 
+def test_examples_with_masked_labels_are_left_out():
+    batch = collate([sentence(0, start, 5 + start % 3) for start in range(30)])
+    batch["labels"][:10] = -100
+    assert forgetless.repair(llama(layers=1), batch, steps=10).examples == 20
+    with pytest.raises(ValueError, match="examples has no labels that its 20 examples predict: each is a single token"):
+        forgetless.repair(llama(), collate([[5]] * 20))
+
+
 def test_a_model_that_classifies_sequences_finds_their_last_token():
     from transformers import LlamaForSequenceClassification
 

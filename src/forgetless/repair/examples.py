@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.objective import LABELS, Objective, pack
+from forgetless.repair.objective import LABELS, Objective, labelled, pack
 from forgetless.repair.ragged import NO_LABEL, concatenated, unpadded
 
 PLAIN = Objective()
@@ -45,11 +45,14 @@ def fill_buffer(
     _check(columns)
     columns = objective.targets(unpadded(columns, pad))
     y = columns["y"]
+    order = torch.arange(len(y), device=y.device)
     if _is_class(y):
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
         order = order[y[order].argsort(stable=True)]
-        order = order[y[order] != NO_LABEL]
-        columns = {name: column[order.to(column.device)] for name, column in columns.items()}
+    order = order[labelled(columns)[order]]
+    if not len(order):
+        raise ValueError(f"examples has no labels that its {len(y)} examples predict: each is a single token")
+    columns = {name: column[order.to(column.device)] for name, column in columns.items()}
     buffer = Buffer(len(columns["y"]), device=device, seed=seed, pad=pad)
     buffer.add(columns)
     return buffer
