@@ -43,12 +43,12 @@ def regression(scale):
 
 
 def trial_by_hand(model, buffer, optimizer, lr):
-    """Return the held-out loss after ten steps of torch's own optimizer on all other examples."""
+    """Return the held-out loss after five steps of torch's own optimizer on all other examples."""
     model = copy.deepcopy(model)
     optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[optimizer](model.parameters(), lr=lr)
     held = torch.arange(64) % 8 == 0
-    for step in range(10):
-        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / 10)) / 2
+    for step in range(5):
+        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / 5)) / 2
         optimizer.zero_grad()
         F.mse_loss(model(buffer["x"][~held]), buffer["y"][~held]).backward()
         optimizer.step()
@@ -94,7 +94,7 @@ def test_a_loss_of_zero_ends_the_search():
     before, tuner = state(model), Tuner(batch=8, distill=0.0)
     done = drain(tuner.repair_fully(bench_of(model, buffer), names_of(model), limit=200))
     assert (done.before.loss, done.after.loss, done.losses) == (0.0, 0.0, ())
-    assert tuner.steps == 3 * 10 + 3 * 20  # three trials, and three attempts that did not lower the loss
+    assert tuner.steps == 3 * 5 + 3 * 20  # three trials, and three attempts that did not lower the loss
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -154,18 +154,18 @@ def test_the_repair_at_the_end_stops_after_three_failures():
     done = drain(tuner.repair_fully(bench, ["w"], limit=1000))
     assert done == Outcome(Score(5.0, None, 8), Score(3.0, None, 8), 80, (1.0,) * 40, Rate("sgd", 0.1))
     trials, kept, undone = log[:6], log[6:7] + log[9:10], log[7:9] + log[10:]
-    assert trials == [(10, 0.1), "undone", (10, 0.001), "undone", (10, pytest.approx(0.1 / 3)), "undone"]
+    assert trials == [(5, 0.1), "undone", (5, 0.001), "undone", (5, pytest.approx(0.1 / 3)), "undone"]
     assert kept == [(20, 0.1), (20, pytest.approx(0.075))]
     rates = [0.15, 0.1125, 0.1125 / 2, 0.1125 / 4]  # × 1.5 after each that was kept, / 2 after each that was not
     assert undone == [entry for rate in rates for entry in ((20, pytest.approx(rate)), "undone")]
-    assert (tuner.steps, tuner.measured, tuner.lr) == (3 * 10 + 6 * 20, 10, 0.05)
+    assert (tuner.steps, tuner.measured, tuner.lr) == (3 * 5 + 6 * 20, 10, 0.05)
 
 
 def test_the_repair_at_the_end_stops_at_its_limit():
     bench, _ = scripted([5.0, *TRIALS, 4.0, 3.0, 2.0, 1.0])
     tuner = Tuner(batch=8, distill=0.0)
-    assert drain(tuner.repair_fully(bench, ["w"], limit=3 * 10 + 41)).after.loss == 2.0
-    assert tuner.steps == 3 * 10 + 60
+    assert drain(tuner.repair_fully(bench, ["w"], limit=3 * 5 + 41)).after.loss == 2.0
+    assert tuner.steps == 3 * 5 + 60
 
 
 @pytest.mark.parametrize(("after", "kept"), [(5.9, True), (6.1, False)])

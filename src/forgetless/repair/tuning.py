@@ -1,11 +1,11 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
 A repair during training is one short finetuning by SGD. If it raised the loss on the buffer's held-out examples by more
-than a fifth, it is undone and the rate is halved; after one that is kept, the rate recovers. The repair at the end first searches the optimizer and the learning
-rate by short trials from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out
-loss raises the rate, one that did not is undone and halves it, and the repair ends when that happened several times in
-a row. (During training such trials mislead, because they look only a few steps ahead and the network still has much to
-learn.)
+than a fifth, it is undone and the rate is halved. After one that is kept, the rate recovers. The repair at the end
+first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
+finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
+repair ends when that happened several times in a row. (During training such trials mislead, because they look only a
+few steps ahead and the network still has much to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -24,7 +24,7 @@ CHUNK = 20  # steps of a finetuning between two measurements
 LR = 0.05  # of repairs during training, until one is undone
 BATCH_NORM_LR = 0.03  # the same for networks with batch norm
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
-TRIAL = 10  # steps of a trial of the search
+TRIAL = 5  # steps of a trial of the search
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
 FACTOR = 3.0  # between neighbouring rates of the search
 SMALLEST = 1e-7  # the search goes no further: below this, steps get lost in the precision of float32
