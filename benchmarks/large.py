@@ -5,8 +5,9 @@
 
 The model is shaped like Llama and has random weights: 1.1 billion parameters by default. It trains as is usual: weights
 and AdamW in float32, on a GPU with the forward pass in bfloat16, on random tokens. Blocks of steps with ``observe``
-alternate with blocks without. They are timed as a whole, so that a step may overlap with the next one. Then one repair
-is made within a budget, and timed. Bytes are those that torch has allocated on the GPU; on a CPU there are none.
+alternate with blocks without. They are timed as a whole, so that a step may overlap with the next one. Then two repairs
+are made within a budget, and the second one is timed. Bytes are those that torch has allocated on the GPU; on a CPU
+there are none.
 """
 
 from __future__ import annotations
@@ -123,16 +124,16 @@ def overhead(training: Training, blocks: int, steps: int, **mode: Any) -> dict[s
 
 
 def repair(training: Training) -> dict[str, Any]:
-    """Return the time and the memory of one repair during training."""
+    """Return the time and the memory of the second repair during training; the first one also allocates host memory."""
     without = training.allocated()
     fpf = training.fpf(budget=MOST)
-    outcome = None
-    while not isinstance(outcome, Outcome):
+    while fpf.finetunings < 2:
         tokens = training.step()
         training.peak()
         start = training.clock()
         outcome = fpf.observe({"input_ids": tokens}, tokens)
-    seconds = training.clock() - start
+        seconds = training.clock() - start
+    assert isinstance(outcome, Outcome)
     return {
         "seconds": round(seconds, 3),
         "steps": outcome.undone + len(outcome.losses),
