@@ -7,8 +7,8 @@ buffer holds all examples and a repair draws all that it may, so that one proces
 network has a parameter of one element, of which the second process has an empty shard.
 
 ``budget`` and ``schedule``: the two policies, trained without a stop; in two processes also with activation
-checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process than in the other
-(``uneven``), and, for comparison, with DistributedDataParallel (``uneven-ddp``). ``saved``: a checkpoint after 50
+checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process (``uneven``),
+and, for comparison, with DistributedDataParallel (``uneven-ddp``). ``saved``: a checkpoint after 50
 steps, then the processes are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
 ``missing``: the error of a checkpoint that lacks a file.
 """

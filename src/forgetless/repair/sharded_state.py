@@ -54,7 +54,7 @@ class ShardedState:
 
     def state_dict(self) -> State:
         """Return the snapshots of the weights, and the rest of the state of every process."""
-        state = self._fpf.state_dict()
+        state = _copied(self._fpf.state_dict())
         snapshots = _snapshots(state)
         network = unwrap(self._fpf.model)
         reshard(network)
@@ -94,42 +94,48 @@ def _snapshots(state: State) -> dict[str, dict[str, Tensor | None]]:
 def _part(parts: Sequence[State], fpf: Observer) -> State:
     """Return the state of this process, from the states of all processes that saved."""
     rank, count = fpf.processes.rank, fpf.processes.count
-    copies: list[State] = tree_map(lambda value: value, list(parts))  # of the containers
+    copies = [_copied(part) for part in parts]
     if len(parts) == count:
         return copies[rank]
     own, saved = copies[0], copies[rank] if rank < len(parts) else None
     own["processes"] = [rank, count]
     own["generator"] = (saved or fpf.state_dict())["generator"]
-    own["buffer"] = _dealt([part["buffer"] for part in copies], rank, count)
+    own["buffer"] = dealt([part["buffer"] for part in copies], rank, count)
     own["buffer"]["generator"] = saved and saved["buffer"]["generator"]
     if "upkeep" in own:
         own["upkeep"]["uncounted"] = 0 if rank else sum(part["upkeep"]["uncounted"] for part in copies)
     return own
 
 
-def _dealt(buffers: Sequence[State], rank: int, count: int) -> State:
+def _copied(state: State) -> State:
+    """Return a state with its own mappings and lists, but the same tensors."""
+    copied: State = tree_map(lambda value: value, state)
+    return copied
+
+
+def dealt(buffers: Sequence[State], rank: int, count: int) -> State:
     """Return the part of a process in what several buffers hold, as the state of one."""
+    filled = [buffer for buffer in buffers if buffer["columns"]]
     seen = sum(buffer["seen"] for buffer in buffers)
-    state = buffers[0] | {
+    state: State = (filled or buffers)[0] | {
         "capacity": sum(buffer["capacity"] for buffer in buffers),
         "seen": seen // count + (rank < seen % count),
         "period": max(buffer["period"] for buffer in buffers),
         "staged": [batch for buffer in buffers for batch in buffer["staged"]][rank::count],
     }
-    buffers = [buffer for buffer in buffers if buffer["columns"]]
-    if not buffers:
+    if not filled:
         return state
-    sizes = [len(next(iter(buffer["columns"].values()))) for buffer in buffers]
+    sizes = [len(next(iter(buffer["columns"].values()))) for buffer in filled]
     rows = torch.arange(sum(sizes)).split(sizes)
     blocks = [(len(block) < HELD_OUT, n, block) for part in rows for n, block in enumerate(part.split(HELD_OUT))]
     blocks.sort(key=lambda block: block[:2])  # the incomplete ones last, since they shift those after them
     own = torch.cat([block for *_, block in blocks][rank::count] or [rows[0][:0]])
-    columns = {key: torch.cat([buffer[key] for buffer in buffers]) for key in ("keys", "strata") if key in state}
+    columns = {key: torch.cat([buffer[key] for buffer in filled]) for key in ("keys", "strata") if key in state}
     if "strata" in columns:
         own = own[_first_of_each(columns["keys"][own])]  # an example that two processes observed
-        state["older"] = torch.cat([buffer["older"] for buffer in buffers]).unique()
+        state["older"] = torch.cat([buffer["older"] for buffer in filled]).unique()
     state |= {key: column[own] if len(column) else column for key, column in columns.items()}
-    pool = concatenated([buffer["columns"] for buffer in buffers])
+    pool = concatenated([buffer["columns"] for buffer in filled])
     return state | {"columns": {name: column[own] for name, column in pool.items()}}
 
 
