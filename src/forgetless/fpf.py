@@ -108,11 +108,11 @@ class FPF:
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
         device: Where the buffer and, on a schedule, the weights of earlier windows are held. Default: with the network.
         seed: The seed of the buffer, of the draws, and of augmentation and dropout during a finetuning.
-        process_group: The processes that train this network together (``DistributedDataParallel``). Default: all of
-            them, if ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are totals: each process holds its
-            part of the buffer, from the batches it observes, and draws its part of a batch. All processes must call
-            ``observe``, ``boundary`` and ``finish`` equally often. They choose the same groups and finetune in step.
-            Batch norm sees each process's part alone, and its statistics are averaged afterwards.
+        process_group: The processes that train this network together (``DistributedDataParallel``, ``fully_shard``).
+            Default: all of them, if ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are totals: each
+            process holds its part of the buffer, from the batches it observes, and draws its part of a batch. All
+            processes must call ``observe``, ``boundary`` and ``finish`` equally often. They choose the same groups and
+            finetune in step. Batch norm sees each process's part alone, and its statistics are averaged afterwards.
     """
 
     buffer: Buffer
