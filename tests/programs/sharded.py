@@ -9,8 +9,8 @@ network has a parameter of one element, of which the second process has an empty
 ``budget`` and ``schedule``: the two policies, trained without a stop; in two processes also with activation
 checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process (``uneven``),
 for comparison with DistributedDataParallel (``uneven-ddp``), and prepared by Accelerate (``accelerate``). In four
-processes there are two copies of each shard (``copies``). ``saved``: a checkpoint after 50
-steps, then the processes are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
+processes there are two copies of each shard (``copies``). ``saved``: a checkpoint after 50 steps, then the processes
+are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
 ``missing``: the error of a checkpoint that lacks a file.
 """
 
