@@ -90,7 +90,7 @@ class FPF:
         policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
             "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
             Default: "distinct", on a schedule "reservoir".
-        batch: The number of examples drawn from the buffer per step of a finetuning.
+        batch: The number of examples drawn from the buffer per step of a finetuning, with at most 16,384 tokens.
         groups: "auto" (those that forget), "all", or the names of groups.
         threshold: With "auto" on a schedule, choose the groups with S_g above it. Default: 1, with ``every`` 0.3.
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.

@@ -17,7 +17,7 @@ from forgetless.repair.objective import Objective
 from forgetless.repair.restoring import copies
 from forgetless.repair.tracker import Tracker
 
-WIDTH = 512
+WIDTH = 1024
 
 
 def network(device="cpu"):

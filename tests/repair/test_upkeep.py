@@ -22,7 +22,7 @@ def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
     for step in range(1, 501):
         if upkeep.advance(32):
             due.append(step)
-            upkeep.tuner.steps += 20  # as a repair would
+            upkeep.tuner.examples += 20 * 32  # as a repair would
     assert due == [80, 160, 240, 280, 300, 320, 340, 360, 380, 400, 420, 440, 460, 480, 500]
     assert upkeep.spent == 15 * 640
     assert upkeep.limit() == 500 - 15 * 20
@@ -30,11 +30,11 @@ def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
 
 def test_a_measurement_costs_a_third_of_its_examples():
     upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=10), Objective())
-    upkeep.tuner.steps, upkeep.tuner.measured, upkeep._held, upkeep.trained = 7, 6, 33, 1000
+    upkeep.tuner.examples, upkeep.tuner.measured, upkeep._held, upkeep.trained = 70, 6, 33, 1000
     assert upkeep.held_out == 5
-    assert upkeep.spent == 7 * 10 + 6 * 5 / 3
+    assert upkeep.spent == 70 + 6 * 5 / 3
     assert upkeep.cost == pytest.approx(0.08)
-    assert upkeep.limit() == 200  # at least; 92 are left of the budget
+    assert upkeep.limit() == 150  # at least; 92 are left of the budget
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])
@@ -48,14 +48,14 @@ def test_the_budget_holds_during_training_and_at_the_end(budget):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         earned = budget * 16 * step
-        affordable = earned - min(0.75 * earned, 200 * 32) >= upkeep.spent + 20 * 32
+        affordable = earned - min(0.75 * earned, 200 * 32) >= upkeep.spent + 20 * 16
         assert (fpf.observe(x, y) is not None) == affordable, f"step {step}"
         repaired += [step] * affordable
-    assert repaired[0] == 20 * 32 / (4 * budget)  # a quarter of what is earned, 4 · budget · step, is 640
+    assert repaired[0] == 20 * 16 / (4 * budget)  # a quarter of what is earned, 4 · budget · step, is 320
     assert upkeep.spent <= budget * upkeep.trained
     assert fpf.finetunings == len(repaired)
     report = fpf.finish()
-    assert upkeep.spent <= budget * upkeep.trained + (200 + 70) * 32  # 70: the trials of a search
+    assert upkeep.spent <= budget * upkeep.trained + (150 + 20) * 32  # 20: the last finetuning may exceed the limit
     assert report.cost == pytest.approx(upkeep.spent / 6400)
 
 
@@ -75,13 +75,21 @@ def test_defaults_keep_what_plain_training_forgets(kind, device):
 
 def test_a_first_repair_waits_for_64_examples():
     model, shape = make("mlp")
-    fpf = FPF(model, budget=10)
+    fpf = FPF(model, budget=2.5)
     done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:40]]
-    # 80 examples are earned in each step, three quarters for the end: 640 after 32 steps. The buffer has 64 after 8.
+    # 20 examples are earned in each step, three quarters for the end: 160 after 32 steps. The buffer has 64 after 8.
     assert done.index(True) == 31
-    fpf = FPF(model, budget=10, batch=4)
+    fpf = FPF(model, budget=10, batch=8)
     done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:20]]
-    assert done.index(True) == 8  # 80 after 4 steps; 64 are stored after 8, and repaired before the ninth batch is
+    assert done.index(True) == 8  # 160 after 8 steps; 64 are stored after 8, and repaired before the ninth batch is
+
+
+@pytest.mark.parametrize(("training", "repair"), [(1, 2), (10, 10), (128, 32)])
+def test_a_repair_step_is_as_large_as_a_training_step_up_to_32(training, repair):
+    upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0), Objective())
+    upkeep.advance(training)
+    upkeep.advance(1)  # the last batch of an epoch may be small
+    assert upkeep.batch == repair
 
 
 def test_a_harmful_repair_is_undone_and_counted():
@@ -268,12 +276,12 @@ def test_what_is_frozen_is_not_repaired():
     fpf = FPF(model, 64, budget=10, groups=["fc3"])
     model.fc3.requires_grad_(False)
     before, batches = state(model), list(shifting(shape))
-    for x, y in batches[:15]:
+    for x, y in batches[:7]:
         fpf.observe(x, y)
-    with pytest.warns(UserWarning, match="at step 16, but nothing was finetuned: fc3, which is chosen, is frozen"):
-        assert fpf.observe(*batches[15]) is None
-    assert fpf.observe(*batches[16]) is None  # it warns once
-    with pytest.warns(UserWarning, match="nothing was finetuned in 17 steps: fc3, which is chosen, is frozen"):
+    with pytest.warns(UserWarning, match="at step 8, but nothing was finetuned: fc3, which is chosen, is frozen"):
+        assert fpf.observe(*batches[7]) is None
+    assert fpf.observe(*batches[8]) is None  # it warns once
+    with pytest.warns(UserWarning, match="nothing was finetuned in 9 steps: fc3, which is chosen, is frozen"):
         assert fpf.finish() is None
     assert moved(before, model) == set()
     model.fc3.requires_grad_(True)

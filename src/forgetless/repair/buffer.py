@@ -72,8 +72,7 @@ class Buffer:
         """Return a view of a column's filled rows."""
         if name not in self.columns:
             raise KeyError(f"no column named {name!r}; the columns are {', '.join(self.columns) or 'not known yet'}")
-        held = len(self)  # first, since writing what waits may replace the column
-        return self._columns.rows[name][:held]
+        return self._filled()[name]
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -188,19 +187,16 @@ class Buffer:
 
     def held_out(self) -> dict[str, Tensor]:
         """Return the examples that repairs leave out and are judged by: those in every eighth slot, from the first."""
-        held = len(self)
-        return cut({name: rows[:held:HELD_OUT].clone() for name, rows in self._columns.rows.items()})
+        return cut({name: rows[::HELD_OUT].clone() for name, rows in self._filled().items()})
 
     def part(self, start: int, stop: int) -> dict[str, Tensor]:
         """Return the examples from the slot ``start`` up to ``stop``, which is not included."""
-        stop = min(stop, len(self))
-        return cut({name: rows[start:stop] for name, rows in self._columns.rows.items()})
+        return cut({name: rows[start:stop] for name, rows in self._filled().items()})
 
     def subset(self, chosen: Tensor) -> "Buffer":
         """Return a buffer of these examples, given as a mask, with the same generator."""
         part = Buffer(int(chosen.sum()), device=self.device, generator=self.generator, pad=self.pad)
-        held = len(self)
-        part.replace({name: rows[:held][chosen] for name, rows in self._columns.rows.items()})
+        part.replace({name: rows[chosen] for name, rows in self._filled().items()})
         return part
 
     def state_dict(self) -> dict[str, Any]:
@@ -248,6 +244,11 @@ class Buffer:
         elif self.generator is not None:
             self.generator.manual_seed(self.seed)
 
+    def _filled(self) -> dict[str, Tensor]:
+        """Return the rows that hold examples."""
+        held = len(self)  # first, since writing what waits may replace a column
+        return {name: rows[:held] for name, rows in self._columns.rows.items()}
+
     def _forget(self) -> None:
         """Become empty."""
         self._columns, self._sampler, self._staged = Columns(self.capacity + 1, self.pad), None, []
@@ -267,10 +268,12 @@ class Buffer:
             self.device = next(iter(batch.values())).device
         self.generator = self.generator or torch.Generator(self.device).manual_seed(self.seed)
         self._columns.open(batch, self.device)
-        with torch.inference_mode(False):
-            if self.policy == "distinct":
-                self._sampler = Sketch(self._columns.rows, self.generator, self.seed, self._period)
-            else:
-                kind = Balanced if self.policy == "balanced" else Reservoir
-                self._sampler = kind(self._columns.rows, self.generator)
+        with torch.inference_mode(False):  # its tensors cannot be written to outside of it
+            self._sampler = _sampler(self.policy, self._columns.rows, self.generator, self.seed, self._period)
         return self._sampler
+
+
+def _sampler(policy: str, rows: Mapping[str, Tensor], generator: torch.Generator, seed: int, period: int) -> Sampler:
+    if policy == "distinct":
+        return Sketch(rows, generator, seed, period)
+    return Balanced(rows, generator) if policy == "balanced" else Reservoir(rows, generator)

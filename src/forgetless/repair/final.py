@@ -95,11 +95,6 @@ class _Repaired(NamedTuple):
     outcome: Outcome
 
     @property
-    def steps(self) -> int:
-        """The steps that were kept or undone, without those of the search."""
-        return len(self.outcome.losses) + self.outcome.undone
-
-    @property
     def gain(self) -> float:
         """By how much the repair lowered the held-out loss."""
         return self.outcome.before.loss - self.outcome.after.loss
@@ -135,8 +130,8 @@ class _Work:
         start = Restorer(self._network, names, host=True)
         try:
             every = self._tune(groups, tuple(groups), self._limit)
-            left = self._total - every.steps
-            if not 0 < len(few) < len(groups) or left < every.steps / 2:
+            left = self._total - self.steps
+            if not 0 < len(few) < len(groups) or left < self.steps / 2:
                 return every
             end = Restorer(self._network, names, host=True)
             start.restore()
@@ -151,7 +146,9 @@ class _Work:
 
     def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], limit: int) -> _Repaired:
         earlier = self._tuner.steps
-        outcome = drain(self._tuner.repair(self._bench, [name for group in chosen for name in groups[group]], limit))
+        outcome = drain(
+            self._tuner.repair_fully(self._bench, [name for group in chosen for name in groups[group]], limit)
+        )
         self.steps += self._tuner.steps - earlier
         return _Repaired(chosen, outcome)
 

@@ -38,6 +38,7 @@ from forgetless.repair.objective import (
     shifts_labels,
     with_labels,
 )
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
 
@@ -94,7 +95,7 @@ def finetune(
         steps: The number of steps.
         lr: The learning rate, annealed to 0 by a cosine.
         distill: λ of the term λ · MSE(stored logits, logits).
-        batch: The number of examples drawn per step.
+        batch: The number of examples drawn per step; fewer if these had more than 16,384 tokens.
         augment: Applied to the inputs drawn from the buffer.
         loss: ``(output, y) -> loss``, replaces cross-entropy; "model": the model's own loss.
         forward: ``(model, x) -> output``; with ``loss="model"``, ``(model, x, y) -> output``.
@@ -148,6 +149,7 @@ class Finetuning:
         self._rates = descent.multipliers
         self._averages: Averages | None = None
         self._gradients: Gradients  # of the present ``advance``
+        self._batch = pass_size({name: buffer[name] for name in buffer.columns}, descent.batch)
         self._device = compute_device(self._network)
         self._saved = Restorer(self._network, self.names, host=engine is None)  # an engine must not wait for copies
         with torch.inference_mode(False):
@@ -232,7 +234,7 @@ class Finetuning:
     def _step(self, parameters: list[nn.Parameter]) -> None:
         torch.clear_autocast_cache()  # inside a user's autocast it would hold the weights of the first step
         step = self.steps - self.left
-        drawn = self._buffer.draw(self._descent.batch, self._generator, spare_held_out=self._descent.spare)
+        drawn = self._buffer.draw(self._batch, self._generator, spare_held_out=self._descent.spare)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
         targets = [shard(parameter) for parameter in parameters] if self._sharded else parameters

@@ -1,7 +1,7 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
 A repair during training is one short finetuning by SGD. If it raised the loss on the buffer's held-out examples by more
-than a fifth, it is undone and the rate is halved. The repair at the end first searches the optimizer and the learning
+than a fifth, it is undone and the rate is halved; after one that is kept, the rate recovers. The repair at the end first searches the optimizer and the learning
 rate by short trials from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out
 loss raises the rate, one that did not is undone and halves it, and the repair ends when that happened several times in
 a row. (During training such trials mislead, because they look only a few steps ahead and the network still has much to
@@ -21,7 +21,8 @@ from forgetless.repair.finetune import Finetuning, NonFiniteError
 from forgetless.repair.held_out import Score
 
 CHUNK = 20  # steps of a finetuning between two measurements
-LR = 0.03  # of repairs during training, until one is undone
+LR = 0.05  # of repairs during training, until one is undone
+BATCH_NORM_LR = 0.03  # the same for networks with batch norm
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
 TRIAL = 10  # steps of a trial of the search
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
@@ -71,41 +72,41 @@ def drain(work: Generator[Any, None, T]) -> T:
 
 @final
 class Tuner:
-    """Finds how to repair a network, and repairs it. ``batch`` and ``distill`` are those of every finetuning."""
+    """Finds how to repair a network, and repairs it.
 
-    def __init__(self, batch: int, distill: float) -> None:
-        self._batch, self._distill = batch, distill
-        self.lr = LR  # of the next repair during training
+    ``batch`` and ``distill`` are those of every finetuning, ``lr`` is the highest rate of repairs during training.
+    """
+
+    def __init__(self, batch: int, distill: float, lr: float = LR) -> None:
+        self._batch, self._distill, self._highest = batch, distill, lr
+        self.lr = lr  # of the next repair during training
         self.steps = 0  # taken so far, including trials and steps that were undone
+        self.examples = 0  # of all these steps
         self.measured = 0  # measurements so far
         self._failure: NonFiniteError | None = None  # of the last finetuning whose loss or weights were not finite
 
-    def repair(self, bench: Bench, names: Collection[str], limit: int | None) -> Generator[None, None, Outcome]:
-        """Repair the named tensors, and return what that did.
-
-        Without a ``limit`` this is a short repair during training. With one it is the repair at the end, in at most
-        that many steps besides the search.
-        """
-        before = self._score(bench)
-        if not math.isfinite(before.loss):
-            raise NonFiniteError(
-                f"the loss on the held-out examples is {before.loss} before the repair: the network or the examples "
-                "hold NaN or infinity. Try a smaller learning rate in training, and check the examples"
-            )
-        if limit is None:
-            return (yield from self._repair_once(bench, names, before))
-        rate = yield from self._search(bench, names, before)
-        return (yield from self._repair_until_done(bench, names, before, rate, limit))
-
-    def _repair_once(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, Outcome]:
+    def repair_briefly(self, bench: Bench, names: Collection[str], batch: int) -> Generator[None, None, Outcome]:
+        """Repair the named tensors during training, by one short finetuning on batches of this size."""
+        before = self._first_score(bench)
         rate = Rate("sgd", self.lr)
-        run = bench.begin(names, self._descent(rate))
+        run = self._begin(bench, names, rate, batch=batch)
         after = yield from self._finetune(bench, run)
         if after.loss <= NOISE * before.loss:
+            self.lr = min(self._highest, 2 * self.lr)
             return Outcome(before, after, 0, tuple(run.losses()), rate)
         run.undo()
         self.lr /= 2
         return Outcome(before, before, run.steps, (), rate)
+
+    def repair_fully(self, bench: Bench, names: Collection[str], limit: int) -> Generator[None, None, Outcome]:
+        """Repair the named tensors at the end: search a rate, then finetune while that helps.
+
+        Both together take about ``limit`` steps, but one finetuning always follows the search.
+        """
+        before, earlier = self._first_score(bench), self.steps
+        rate = yield from self._search(bench, names, before)
+        left = max(CHUNK, limit - (self.steps - earlier))
+        return (yield from self._repair_until_done(bench, names, before, rate, left))
 
     def _repair_until_done(
         self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int
@@ -114,7 +115,7 @@ class Tuner:
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
-            run = bench.begin(names, self._descent(rate))
+            run = self._begin(bench, names, rate)
             score = yield from self._finetune(bench, run)
             if score.loss < best.loss:
                 best, failures = score, 0
@@ -129,18 +130,19 @@ class Tuner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later repairs depend on."""
-        return {"lr": self.lr, "steps": self.steps, "measured": self.measured}
+        return {"lr": self.lr, "steps": self.steps, "examples": self.examples, "measured": self.measured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``."""
-        self.lr, self.steps, self.measured = state["lr"], state["steps"], state["measured"]
+        self.lr, self.steps = state["lr"], state["steps"]
+        self.examples, self.measured = state["examples"], state["measured"]
 
     def _search(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, Rate]:
         """Return a rate, found by trials from the present weights, each of ``TRIAL`` steps, which are undone."""
         trials: dict[Rate, float] = {}
 
         def attempt(rate: Rate) -> Generator[None, None, float]:
-            run = bench.begin(names, self._descent(rate, TRIAL))
+            run = self._begin(bench, names, rate, steps=TRIAL)
             score = yield from self._finetune(bench, run)
             run.undo()
             trials[rate] = score.loss
@@ -160,9 +162,18 @@ class Tuner:
         eligible = [rate for rate, loss in trials.items() if loss <= enough]
         return min(eligible, key=lambda rate: (list(STARTS).index(rate.optimizer), rate.lr))
 
+    def _begin(
+        self, bench: Bench, names: Collection[str], rate: Rate, *, steps: int = CHUNK, batch: int | None = None
+    ) -> Finetuning:
+        """Begin a finetuning whose rate is annealed to 0 by a cosine, and count its steps."""
+        rates = tuple(rate.lr * (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps))
+        descent = Descent(rates, batch or self._batch, self._distill, rate.optimizer, spare=True)
+        self.steps += steps
+        self.examples += steps * descent.batch
+        return bench.begin(names, descent)
+
     def _finetune(self, bench: Bench, run: Finetuning) -> Generator[None, None, Score]:
         """Take the steps of a finetuning and return the score; infinite if a loss or a weight was not finite."""
-        self.steps += run.steps
         try:
             while run.left:
                 run.advance(run.steps // 2)
@@ -178,10 +189,16 @@ class Tuner:
             raise
         return score if math.isfinite(score.loss) else Score(math.inf, None, 0)
 
+    def _first_score(self, bench: Bench) -> Score:
+        """Return the score before a repair; raise an error if the loss is not finite."""
+        before = self._score(bench)
+        if not math.isfinite(before.loss):
+            raise NonFiniteError(
+                f"the loss on the held-out examples is {before.loss} before the repair: the network or the examples "
+                "hold NaN or infinity. Try a smaller learning rate in training, and check the examples"
+            )
+        return before
+
     def _score(self, bench: Bench) -> Score:
         self.measured += 1
         return bench.measure()
-
-    def _descent(self, rate: Rate, steps: int = CHUNK) -> Descent:
-        waves = [(1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]
-        return Descent(tuple(rate.lr * wave for wave in waves), self._batch, self._distill, rate.optimizer, spare=True)

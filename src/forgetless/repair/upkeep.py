@@ -13,6 +13,7 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
@@ -32,10 +33,10 @@ from forgetless.repair.restoring import copies, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
-from forgetless.repair.tuning import CHUNK, Bench, Outcome, Tuner, drain
+from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, LR, Bench, Outcome, Tuner, drain
 
 RESERVE = 200  # steps for the end that repairs during training leave over, but at most three quarters of the budget
-LEAST = 200  # steps that the repair at the end may take even if less of the budget is left
+LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -58,11 +59,13 @@ class Upkeep:
         self._grouping, self._head = grouping, head
         self.selection = Selection(self._network, settings, grouping, head)
         self._shapes = self._present_shapes()
-        self.tuner = Tuner(settings.batch, settings.distill)
+        normalised = any(isinstance(module, _BatchNorm) for module in self._network.modules())
+        self.tuner = Tuner(settings.batch, settings.distill, BATCH_NORM_LR if normalised else LR)
         self._processes = Processes()
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
         self._uncounted = 0  # examples of this process since then
+        self.largest = 0  # examples of the largest training step so far, in this process
         self.repairs = 0
         self.undone = 0  # repairs that were undone
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
@@ -92,6 +95,7 @@ class Upkeep:
         """
         self.step += 1
         self._uncounted += examples
+        self.largest = max(self.largest, examples)
         agreed = self._processes.count == 1 or self.step % CHUNK == 0
         if agreed:
             self._count()
@@ -106,8 +110,17 @@ class Upkeep:
 
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now."""
-        earned, batch = self._budget * self.trained, self.settings.batch
-        return self.settings.spread and earned - min(0.75 * earned, RESERVE * batch) >= self.spent + CHUNK * batch
+        earned = self._budget * self.trained
+        reserve = min(0.75 * earned, RESERVE * self.settings.batch)
+        return self.settings.spread and earned - reserve >= self.spent + CHUNK * self.batch
+
+    @property
+    def batch(self) -> int:
+        """The number of examples per step of a repair during training: as many as a training step has, up to a limit.
+
+        Small batches take more steps within the budget, which is worth more to a network that is still in training.
+        """
+        return max(2, min(self.largest * self._processes.count, self.settings.batch))
 
     @property
     def spent(self) -> float:
@@ -115,7 +128,7 @@ class Upkeep:
 
         An example that is only measured counts as a third, since it has no backward pass.
         """
-        return self.tuner.steps * self.settings.batch + self.tuner.measured * self.held_out / 3
+        return self.tuner.examples + self.tuner.measured * self.held_out / 3
 
     @property
     def held_out(self) -> int:
@@ -163,7 +176,10 @@ class Upkeep:
             return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
 
         bench = Bench(begin, lambda: measure(self.model, buffer, self.objective, engine, processes))
-        done = yield from self.tuner.repair(bench, self.names(), self.limit() if at_end else None)
+        if at_end:
+            done = yield from self.tuner.repair_fully(bench, self.names(), self.limit())
+        else:
+            done = yield from self.tuner.repair_briefly(bench, self.names(), self.batch)
         self.repairs += 1
         self.undone += not done.losses
         return done
@@ -217,6 +233,7 @@ class Upkeep:
             "step": self.step,
             "trained": self.trained,
             "uncounted": self._uncounted,
+            "largest": self.largest,
             "repairs": self.repairs,
             "undone": self.undone,
             "shifts": list(self.shifts),
@@ -235,6 +252,7 @@ class Upkeep:
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
+        self.largest = state["largest"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting = list(state["shifts"]), set(state["resting"])
         self._anchor = {name: tensor.cpu() for name, tensor in state["anchor"].items()}

@@ -47,14 +47,14 @@ class Repair:
         self._groups: tuple[str, ...] = ()
         self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
         self._trained = 0  # examples of the training so far
-        self._counted = (0, 0)  # steps and measurements of self-tuning repairs whose FLOPs are counted
+        self._counted = (0, 0)  # examples and measurements of self-tuning repairs whose FLOPs are counted
 
     def due(self, step: int, examples: int, stored: int) -> bool:
         """Count the examples of a training step, and return whether a repair follows it."""
         self._trained += examples
         if self._upkeep is None:
             return self._settings.due(step) and stored > 0
-        self._upkeep.trained = self._trained
+        self._upkeep.trained, self._upkeep.largest = self._trained, max(self._upkeep.largest, examples)
         return self._upkeep.affords_repair() and self._upkeep.ready(self._learner.buffer)
 
     def groups(self, row: Row) -> dict[str, float]:
@@ -102,13 +102,14 @@ class Repair:
         if key not in learner.costs:
             with only(self._network, chosen):
                 learner.costs[key] = training_flops(self._network, learner.zero_inputs(size))
-        steps = self._settings.steps or 0
-        if self._upkeep is not None:
+        if self._upkeep is None:
+            learner.flops["finetune"] += (self._settings.steps or 0) * learner.costs[key]
+        else:
             tuner = self._upkeep.tuner
-            steps, measured = tuner.steps - self._counted[0], tuner.measured - self._counted[1]
-            self._counted = (tuner.steps, tuner.measured)
+            examples, measured = tuner.examples - self._counted[0], tuner.measured - self._counted[1]
+            self._counted = (tuner.examples, tuner.measured)
+            learner.flops["finetune"] += examples * learner.costs[key] // size
             learner.spend("finetune", measured * held_out)
-        learner.flops["finetune"] += steps * learner.costs[key]
         self._repairer.accept(done.groups, self._moved)
 
     @property
@@ -141,8 +142,8 @@ class Repair:
             return
         self._upkeep.trained = self._trained
         if state.get("budget") == self._settings.budget:
-            steps, measured = state["counted"]
-            self._counted = (steps, measured)
+            examples, measured = state["counted"]
+            self._counted = (examples, measured)
             self._upkeep.load_state_dict(state)
 
     def _repair_within_budget(
