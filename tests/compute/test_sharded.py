@@ -14,6 +14,7 @@ POLICIES = pytest.mark.parametrize("policy", ["budget", "schedule"])
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return where the program wrote what it did."""
+    pytest.importorskip("accelerate", reason="needs accelerate")
     folder = tmp_path_factory.mktemp("sharded")
     in_processes(1, PROGRAM, folder)
     return folder
@@ -50,6 +51,19 @@ def test_compile_checkpointing_and_summed_gradients_change_nothing(sharded):
     composed, plain = sharded("schedule-composed", 2)[0], sharded("schedule-plain", 2)[0]
     assert composed["weights"] == pytest.approx(plain["weights"], abs=1e-4)
     assert composed["losses"] == pytest.approx(plain["losses"], rel=1e-3)
+
+
+def test_what_accelerate_prepares_ends_the_same(sharded):
+    prepared, plain = sharded("schedule-accelerate", 2)[0], sharded("schedule-plain", 2)[0]
+    assert prepared["sharded"]
+    assert prepared["weights"] == pytest.approx(plain["weights"], abs=1e-4)
+
+
+def test_copies_of_shards_end_at_the_weights_of_one(sharded):
+    (one,), copies = sharded("schedule-plain", 1), sharded("schedule-copies", 4)
+    assert [copy["weights"] == copies[0]["weights"] for copy in copies] == [True] * 4
+    assert copies[0]["weights"] == pytest.approx(one["weights"], abs=1e-4)
+    assert copies[0]["scores"] == pytest.approx(one["scores"], rel=1e-3)
 
 
 def test_uneven_buffers_repair_as_with_ddp(sharded):

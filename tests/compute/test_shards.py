@@ -152,6 +152,11 @@ def test_deepspeed_is_refused_by_name():
         forgetless.FPF(third)
 
 
+def test_a_finished_model_must_be_whole():
+    with pytest.raises(ValueError, match="^the network is split by fully_shard; repair the whole network"):
+        forgetless.repair(fully_shard(small()), (torch.rand(16, 4), torch.zeros(16, dtype=torch.int64)))
+
+
 def test_a_mesh_of_other_processes_is_refused():
     processes = Processes()
     processes.count = 4

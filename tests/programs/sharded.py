@@ -8,8 +8,9 @@ network has a parameter of one element, of which the second process has an empty
 
 ``budget`` and ``schedule``: the two policies, trained without a stop; in two processes also with activation
 checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process (``uneven``),
-and, for comparison, with DistributedDataParallel (``uneven-ddp``). ``saved``: a checkpoint after 50
-steps, then the processes are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
+for comparison with DistributedDataParallel (``uneven-ddp``), and prepared by Accelerate (``accelerate``). In four
+processes there are two copies of each shard (``copies``). ``saved``: a checkpoint after 50 steps, then the processes
+are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
 ``missing``: the error of a checkpoint that lacks a file.
 """
 
@@ -27,10 +28,13 @@ import torch._dynamo  # two processes would import it twice
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState
 from forked import run_forked
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -67,19 +71,32 @@ def build(policy: str, way: str, count: int):
     model = network
     if way == "uneven-ddp":
         model = DistributedDataParallel(network)
-    elif count > 1:
+    elif count > 1 and way != "accelerate":
         if way == "composed":
             network.second.compile(backend="aot_eager")
-        fully_shard(network.first)
-        fully_shard(network)
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards")) if way == "copies" else None
+        fully_shard(network.first, mesh=mesh)
+        fully_shard(network, mesh=mesh)
         if way == "composed":
             for module in (network.first, network):
                 module.set_force_sum_reduction_for_comms(True)  # gloo needs it
                 module.set_gradient_divide_factor(1.0)
             model = torch.compile(network, backend="aot_eager")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
+    if way == "accelerate":
+        model, optimizer = prepare(network, optimizer)
     groups = "all" if way.startswith("uneven") else "auto"
-    fpf = forgetless.FPF(model, groups=groups, **SETTINGS[policy])
-    return network, model, torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5), fpf
+    return network, model, optimizer, forgetless.FPF(model, groups=groups, **SETTINGS[policy])
+
+
+def prepare(network: nn.Module, optimizer: torch.optim.Optimizer):
+    """Return both as Accelerate prepares them with FSDP2, which it offers on GPUs only."""
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1000, cpu_ram_efficient_loading=False
+    )
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": plugin}
+    return accelerator.prepare(network, optimizer)
 
 
 def train(policy: str, way: str, count: int, rank: int, folder: Path) -> dict[str, Any]:
@@ -178,8 +195,9 @@ def main(folder: Path, ways: list[tuple[str, str]]) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    budget, schedule = ("plain", "uneven", "uneven-ddp"), ("plain", "composed")
+    budget, schedule = ("plain", "uneven", "uneven-ddp"), ("plain", "composed", "accelerate")
     run_forked(2, main, folder, [("budget", way) for way in budget] + [("schedule", way) for way in schedule])
+    run_forked(4, main, folder, [("schedule", "copies")])
     for policy in SETTINGS:
         with suppress(SystemExit):
             run_forked(2, main, folder, [(policy, "saved")])

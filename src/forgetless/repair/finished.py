@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import padding_token, unwrap
+from forgetless.compute.shards import is_sharded
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
@@ -71,6 +72,8 @@ def repair(
         What the repair did; it prints as a table.
     """
     network = unwrap(model)
+    if is_sharded(network):
+        raise ValueError("the network is split by fully_shard; repair the whole network, in one process")
     objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
     listed = groups if isinstance(groups, str) else tuple(groups)
     selection = Selection(network, Finetune.within(groups=listed), grouping, head)
