@@ -90,7 +90,7 @@ def test_repair_of_a_bert_moves_only_the_group_that_moved(tmp_path):
     with torch.no_grad():
         model.classifier.bias.copy_(torch.tensor([0.0, 9.0]))  # everything is good now
     assert folders.accuracy(model, columns) == 0.5
-    report = forgetless.repair(model, columns, before, steps=40)
+    report = forgetless.repair(model, columns, before, steps=100)
     assert folders.accuracy(model, columns) == 1
     assert report.repaired == ("head",)
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
