@@ -4,8 +4,9 @@ A repair during training is one short finetuning by SGD. If it raised the loss o
 than a fifth, it is undone and the rate is halved. The repair at the end first searches the optimizer and the learning
 rate by short trials from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out
 loss raises the rate, one that did not is undone and halves it, and the repair ends when that happened several times in
-a row. (During training such trials mislead, because they look only a few steps ahead and the network still has much to
-learn.)
+a row. All of it is undone if the loss fell by less than a tenth and by no more than the scatter over the examples
+explains. (During training such trials mislead, because they look only a few steps ahead and the network still has much
+to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, final
 
 from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuning, NonFiniteError
-from forgetless.repair.held_out import Score
+from forgetless.repair.held_out import CLEAR, Score, fell
 
 CHUNK = 20  # steps of a finetuning between two measurements
 LR = 0.03  # of repairs during training, until one is undone
@@ -53,10 +54,14 @@ class Outcome:
 
 
 class Bench(NamedTuple):
-    """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples."""
+    """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples.
+
+    ``measure`` returns the score on all of them, ``measure_parts`` the loss on each.
+    """
 
     begin: Callable[[Collection[str], Descent], Finetuning]
     measure: Callable[[], Score]
+    measure_parts: Callable[[], list[float]]
 
 
 def drain(work: Generator[Any, None, T]) -> T:
@@ -110,20 +115,24 @@ class Tuner:
     def _repair_until_done(
         self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int
     ) -> Generator[None, None, Outcome]:
-        rate, best = found, before
+        rate, best, first = found, before, None
+        parts = self._parts(bench)
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
             run = bench.begin(names, self._descent(rate))
             score = yield from self._finetune(bench, run)
             if score.loss < best.loss:
-                best, failures = score, 0
+                best, failures, first = score, 0, first or run
                 losses += run.losses()
                 rate = Rate(rate.optimizer, rate.lr * GROWTH)
             else:
                 run.undo()
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
+        if first and best.loss > CLEAR * before.loss and not fell(parts, self._parts(bench)):
+            first.undo()
+            return Outcome(before, before, undone + len(losses), (), found)
         return Outcome(before, best, undone, tuple(losses), found)
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,6 +189,10 @@ class Tuner:
     def _score(self, bench: Bench) -> Score:
         self.measured += 1
         return bench.measure()
+
+    def _parts(self, bench: Bench) -> list[float]:
+        self.measured += 1
+        return bench.measure_parts()
 
     def _descent(self, rate: Rate, steps: int = CHUNK) -> Descent:
         waves = [(1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps)]

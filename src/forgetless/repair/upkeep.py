@@ -23,7 +23,7 @@ from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.groups import float_tensors
-from forgetless.repair.held_out import measure
+from forgetless.repair.held_out import measure, measure_parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.report import Report
@@ -155,7 +155,11 @@ class Upkeep:
             part = sharing(descent, processes)
             return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
 
-        bench = Bench(begin, lambda: measure(self.model, buffer, self.objective, engine, processes))
+        bench = Bench(
+            begin,
+            lambda: measure(self.model, buffer, self.objective, engine, processes),
+            lambda: measure_parts(self.model, buffer, self.objective, processes),
+        )
         done = yield from self.tuner.repair(bench, self.names(), self.limit() if at_end else None)
         self.repairs += 1
         self.undone += not done.losses
