@@ -178,6 +178,15 @@ def test_a_small_fall_that_the_scatter_explains_is_undone(after, parts, kept):
     assert log[7:].count("undone") == 3 + (not kept)
 
 
+@pytest.mark.parametrize(("accuracy", "kept"), [(1.0, False), (None, True)])
+def test_a_cross_entropy_near_zero_is_nothing_to_repair(accuracy, kept):
+    losses = iter([0.008, 0.004, 0.006, 0.005, 0.001, 1.0, 1.0, 1.0])
+    bench = scripted([])[0]._replace(measure=lambda: Score(next(losses), accuracy, 8))
+    done = drain(Tuner(batch=8, distill=0.0).repair(bench, ["w"], limit=1000))
+    assert done.after.loss == (0.001 if kept else 0.008)
+    assert len(done.losses) == (20 if kept else 0)
+
+
 def test_what_is_undone_at_the_end_includes_all_that_was_kept():
     torch.manual_seed(0)
     model, buffer = nn.Linear(4, 2).double(), Buffer(16)

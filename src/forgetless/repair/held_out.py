@@ -20,7 +20,6 @@ from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass
 PARTS = 64  # at most, into which the held-out examples are divided to see how much their losses scatter
-CLEAR = 0.9  # a repair that leaves at most this share of the loss has lowered it, however few examples say so
 
 
 @dataclass(frozen=True)
