@@ -305,7 +305,7 @@ def run(seed: int) -> dict[str, Any]:
     assert isinstance(report, Report)
     after = measure(model, tested, images)
     losses, scores = (paired(*pair) for pair in zip(before, after, strict=True))
-    return rounded(
+    figures: dict[str, Any] = rounded(
         {
             **asdict(combination),
             "steps": len(stream),
@@ -317,7 +317,8 @@ def run(seed: int) -> dict[str, Any]:
             "verdict": verdict(scores, losses),
             "seconds": time.perf_counter() - started,
         }
-    )  # type: ignore[no-any-return]
+    )
+    return figures
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

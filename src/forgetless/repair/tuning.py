@@ -4,10 +4,10 @@ A repair during training is one short finetuning by SGD. If it raised the loss o
 than a fifth, it is undone and the rate is halved. The repair at the end first searches the optimizer and the learning
 rate by short trials from the same weights. Then it is a sequence of short finetunings: one that lowered the held-out
 loss raises the rate, one that did not is undone and halves it, and the repair ends when that happened several times in
-a row. All of it is undone if the loss fell by less than a tenth and by no more than the scatter over the examples
-explains. It is also undone if the cross-entropy fell by next to nothing. The training has seen the held-out examples,
-so their loss may be near 0 where that on new data is not. (During training such trials mislead, because they look only
-a few steps ahead and the network still has much to learn.)
+a row. All of it is undone if the loss fell by a small share and by no more than the scatter over the examples explains.
+Examples that the network still knows well start no repair at the end. The training has seen them too, so a lower loss
+on them says little about other data. (During training such trials mislead, because they look only a few steps ahead and
+the network still has much to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -31,8 +31,8 @@ FACTOR = 3.0  # between neighbouring rates of the search
 SMALLEST = 1e-7  # the search goes no further: below this, steps get lost in the precision of float32
 ENOUGH = 0.97  # the search takes the smallest rate with this share of the best trial's improvement, and SGD if it can
 GROWTH = 1.5  # of the rate after a finetuning at the end that lowered the loss; otherwise it is halved
-CLEAR = 0.9  # a repair at the end that leaves at most this share of the loss is kept, however few examples measure it
-SMALL = 0.01  # one that lowers the cross-entropy by less is undone: examples with so low a loss were not forgotten
+CLEAR = 0.5  # a fall of the loss at the end is clear from this share over the root of the number of examples
+REMEMBERED = 0.1  # below this cross-entropy, examples that are all predicted correctly were not forgotten
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
 
 T = TypeVar("T")
@@ -102,6 +102,8 @@ class Tuner:
             )
         if limit is None:
             return (yield from self._repair_once(bench, names, before))
+        if before.accuracy == 1 and before.loss < REMEMBERED:
+            return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         rate = yield from self._search(bench, names, before)
         return (yield from self._repair_until_done(bench, names, before, rate, limit))
 
@@ -133,8 +135,8 @@ class Tuner:
                 run.undo()
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
-        small = before.accuracy is not None and before.loss - best.loss < SMALL
-        if first and (small or (best.loss > CLEAR * before.loss and not fell(parts, self._parts(bench)))):
+        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * before.loss
+        if first and not clear and not fell(parts, self._parts(bench)):
             first.undo()
             return Outcome(before, before, undone + len(losses), (), found)
         return Outcome(before, best, undone, tuple(losses), found)
