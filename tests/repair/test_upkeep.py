@@ -70,7 +70,7 @@ def test_defaults_keep_what_plain_training_forgets(kind, device):
     report = run(model, shape, FPF(model, capacity=64), device=device)
     assert isinstance(report, Report)
     assert accuracy(model, shape, device) > 0.9
-    assert report.loss_after < report.loss_before
+    assert report.loss_after <= report.loss_before
 
 
 def test_a_first_repair_waits_for_64_examples():
