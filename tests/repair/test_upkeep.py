@@ -103,7 +103,7 @@ def test_a_harmful_repair_is_undone_and_counted():
     assert (done.undone, done.losses) == (20, ())
     assert moved(before, model) == set()
     assert fpf._repairer.tuner.lr == 500.0
-    assert "1 repairs, 1 of them undone" in str(fpf.profile())
+    assert "; repairs: 1, undone: 1, cost: " in str(fpf.profile())
 
 
 def test_finish_leaves_a_perfect_network_as_it_is():

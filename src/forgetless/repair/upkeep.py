@@ -219,7 +219,7 @@ class Upkeep:
         """Return the groups, their scores at the last ``finish``, and what all repairs did and cost."""
         scores = {} if self.last is None else {group.name: group.score for group in self.last.groups}
         chosen = self.selection.choice({}) if self.last is None else self.last.repaired
-        note = f"{self.repairs} repairs, {self.undone} of them undone; they cost {self.cost:.2f} × the training"
+        note = f"repairs: {self.repairs}, undone: {self.undone}, cost: {self.cost:.2f} × the training"
         return self.selection.describe(scores, chosen, note=note)
 
     def state_dict(self) -> dict[str, Any]:
