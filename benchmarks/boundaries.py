@@ -7,7 +7,6 @@ The runs differ in optimizer, batch size, epochs and window, so that a task has 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 import forgetless
 from forgetless.repair.shifts import boundaries
 from forgetless.repair.tracker import Tracker
-from provenance import provenance, publish
+from provenance import parse_arguments, provenance, publish
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import own_loop
@@ -75,10 +74,7 @@ def window_changes(way: dict[str, Any], seed: int) -> tuple[list[list[float]], l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, seeds=5)
     torch.set_num_threads(1)
     runs = [window_changes(way, seed) for way in WAYS for seed in range(arguments.seeds)]
     table = []

@@ -5,7 +5,6 @@ python benchmarks/digits.py [--seeds 5] [--out FILE]
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -13,17 +12,14 @@ from statistics import mean, stdev
 
 import torch
 
-from provenance import provenance, publish
+from provenance import parse_arguments, provenance, publish
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import own_loop
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, seeds=5)
     torch.set_num_threads(1)
     rows = {}
     start = time.perf_counter()

@@ -5,7 +5,6 @@ python benchmarks/pretrained.py [--seeds 3] [--out FILE]
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from provenance import provenance, publish
+from provenance import parse_arguments, provenance, publish
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import transformers_text
@@ -78,10 +77,7 @@ def measure(example: Any, way: str, adapters: bool, seeds: range) -> dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__, seeds=3)
     torch.set_num_threads(1)
     seeds = range(arguments.seeds)
     with ProcessPoolExecutor(len(EXAMPLES)) as pool:

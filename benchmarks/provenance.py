@@ -1,7 +1,8 @@
-"""State where a record comes from: the command, the device and the versions."""
+"""Parse the options of a benchmark, state where its record comes from, and publish it."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import sys
@@ -11,6 +12,14 @@ from typing import Any
 import torch
 
 import forgetless
+
+
+def parse_arguments(description: str | None, seeds: int) -> argparse.Namespace:
+    """Return the options of a benchmark with several seeds: ``seeds``, with this default, and ``out``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=seeds)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:

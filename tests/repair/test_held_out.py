@@ -5,7 +5,7 @@ from loops import filled, make, normalised, shifting
 from torch import nn
 
 from forgetless import FPF, Buffer
-from forgetless.repair.held_out import Score, evaluating, measure
+from forgetless.repair.held_out import Score, evaluating, fell, measure, measure_parts
 from forgetless.repair.objective import Objective
 
 
@@ -35,6 +35,28 @@ def test_the_score_is_a_mean_over_labels_of_several_batches():
     hits = (model(x[::8]).argmax(1) == y[::8])[labels]
     assert score.accuracy == pytest.approx(hits.float().mean().item())
     assert score.examples == 300
+
+
+@pytest.mark.parametrize(("held", "parts"), [(40, 5), (640, 40)])
+def test_the_parts_are_examples_or_at_most_64(held, parts):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    buffer = Buffer(held)
+    buffer.add({"x": torch.randn(held, 4), "y": torch.arange(held) % 3})
+    losses = measure_parts(model, buffer, Objective())
+    each = F.cross_entropy(model.eval()(buffer["x"][::8]), buffer["y"][::8], reduction="none")
+    assert losses == pytest.approx(each.view(parts, -1).mean(1).tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("examples", [2, 3, 4, 9, 30])
+def test_a_fall_is_one_beyond_two_deviations_of_students_t(examples):
+    scipy = pytest.importorskip("scipy.stats")
+    torch.manual_seed(0)
+    for shift in (0.5, 0.7, 1.0, 2.0):
+        before, after = torch.randn(examples) + shift, torch.zeros(examples)
+        limit = 2 * scipy.t.std(examples - 1)
+        statistic = scipy.ttest_rel(before, after).statistic
+        assert fell(before.tolist(), after.tolist()) == (statistic > limit)
 
 
 def test_targets_that_are_no_classes_have_no_accuracy():

@@ -11,7 +11,7 @@ from torch import nn
 
 from forgetless import Buffer, NonFiniteError
 from forgetless.repair.finetune import Finetuning
-from forgetless.repair.held_out import Score, measure
+from forgetless.repair.held_out import Score, measure, measure_parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 
@@ -22,6 +22,7 @@ def bench_of(model, buffer, seed=0, objective=None):
     return Bench(
         lambda names, descent: Finetuning(model, buffer, names, descent, objective, generator),
         lambda: measure(model, buffer, objective),
+        lambda: measure_parts(model, buffer, objective),
     )
 
 
@@ -92,7 +93,8 @@ def test_a_loss_of_zero_ends_the_search():
     with torch.no_grad():
         model.weight.copy_(1e4 * torch.eye(2, 4))
     before, tuner = state(model), Tuner(batch=8, distill=0.0)
-    done = drain(tuner.repair_fully(bench_of(model, buffer), names_of(model), limit=200))
+    bench = bench_of(model, buffer, objective=Objective(loss=F.cross_entropy))
+    done = drain(tuner.repair_fully(bench, names_of(model), limit=200))
     assert (done.before.loss, done.after.loss, done.losses) == (0.0, 0.0, ())
     assert tuner.steps == 3 * 5 + 3 * 20  # three trials, and three attempts that did not lower the loss
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -142,10 +144,14 @@ class Scripted:
 TRIALS = (4.0, 4.9, 4.5)  # of SGD with 0.1, Adam with 0.001 and SGD with 0.1 / 3: the first is the best
 
 
-def scripted(losses):
+def scripted(losses, parts=()):
     """Return a bench whose measurements have these losses, and the log of its finetunings."""
-    log, scores = [], iter(losses)
-    return Bench(lambda names, descent: Scripted(log, descent.rates), lambda: Score(next(scores), None, 8)), log
+    log, scores, remaining = [], iter(losses), iter(parts)
+    return Bench(
+        lambda names, descent: Scripted(log, descent.rates),
+        lambda: Score(next(scores), None, 8),
+        lambda: next(remaining, [0.0] * 8),
+    ), log
 
 
 def test_the_repair_at_the_end_stops_after_three_failures():
@@ -158,7 +164,46 @@ def test_the_repair_at_the_end_stops_after_three_failures():
     assert kept == [(20, 0.1), (20, pytest.approx(0.075))]
     rates = [0.15, 0.1125, 0.1125 / 2, 0.1125 / 4]  # × 1.5 after each that was kept, / 2 after each that was not
     assert undone == [entry for rate in rates for entry in ((20, pytest.approx(rate)), "undone")]
-    assert (tuner.steps, tuner.measured, tuner.lr) == (3 * 5 + 6 * 20, 10, 0.05)
+    assert (tuner.steps, tuner.measured, tuner.lr) == (3 * 5 + 6 * 20, 11, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("after", "parts", "kept"),
+    [
+        (3.7, [2.0, 2.0, 2.0, 8.8], True),  # by more than a quarter, however the four examples scatter
+        (4.6, [4.7, 4.6, 4.5, 4.6], True),  # by less, but on every example alike
+        (4.6, [3.0, 3.0, 3.0, 9.4], False),  # by less, and one example scatters as much
+    ],
+)
+def test_a_small_fall_that_the_scatter_explains_is_undone(after, parts, kept):
+    bench, log = scripted([5.0, *TRIALS, after, 6.0, 6.0, 6.0], [[5.0] * 4, parts])
+    tuner = Tuner(batch=8, distill=0.0)
+    done = drain(tuner.repair_fully(bench, ["w"], limit=1000))
+    assert done.after.loss == (after if kept else 5.0)
+    assert (len(done.losses), done.undone) == ((20, 60) if kept else (0, 80))
+    assert log[7:].count("undone") == 3 + (not kept)
+
+
+@pytest.mark.parametrize(("accuracy", "loss", "kept"), [(1.0, 0.09, False), (1.0, 0.11, True), (0.99, 0.09, True)])
+def test_examples_that_are_still_known_start_no_repair(accuracy, loss, kept):
+    losses = iter([loss, 0.04, 0.06, 0.05, 0.01, 1.0, 1.0, 1.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    bench = scripted([])[0]._replace(measure=lambda: Score(next(losses), accuracy, 8))
+    done = drain(tuner.repair_fully(bench, ["w"], limit=1000))
+    assert done.after.loss == (0.01 if kept else loss)
+    assert len(done.losses) == (20 if kept else 0)
+    assert (tuner.steps > 0) == kept
+
+
+def test_what_is_undone_at_the_end_includes_all_that_was_kept():
+    torch.manual_seed(0)
+    model, buffer = nn.Linear(4, 2).double(), Buffer(16)
+    buffer.add({"x": torch.randn(16, 4, dtype=torch.float64), "y": torch.arange(16) % 2})
+    before, losses = state(model), iter([5.0, *TRIALS, 4.9, 4.8, 4.7, 6.0, 6.0, 6.0])
+    bench = bench_of(model, buffer)._replace(measure=lambda: Score(next(losses), None, 2))
+    done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, names_of(model), limit=1000))
+    assert (done.losses, done.undone, done.after.loss) == ((), 120, 5.0)  # two held-out examples cannot tell
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_the_repair_at_the_end_stops_at_its_limit():

@@ -70,7 +70,7 @@ def test_defaults_keep_what_plain_training_forgets(kind, device):
     report = run(model, shape, FPF(model, capacity=64), device=device)
     assert isinstance(report, Report)
     assert accuracy(model, shape, device) > 0.9
-    assert report.loss_after < report.loss_before
+    assert report.loss_after <= report.loss_before
 
 
 def test_a_first_repair_waits_for_64_examples():
@@ -103,7 +103,7 @@ def test_a_harmful_repair_is_undone_and_counted():
     assert (done.undone, done.losses) == (20, ())
     assert moved(before, model) == set()
     assert fpf._repairer.tuner.lr == 500.0
-    assert "1 repairs, 1 of them undone" in str(fpf.profile())
+    assert "; repairs: 1, undone: 1, cost: " in str(fpf.profile())
 
 
 def test_finish_leaves_a_perfect_network_as_it_is():

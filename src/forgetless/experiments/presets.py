@@ -24,14 +24,17 @@ def repair_defaults(repair: str) -> Values:
     return values if finetune.every is None else {**values, "every": finetune.every}
 
 
-def recipe(stream: str) -> dict[str, tuple[Any, str]]:
+def recipe(stream: str, network: str | None = None) -> dict[str, tuple[Any, str]]:
     """Return the settings of the recommended recipe on a stream by name, its method included, each as (value, source).
 
     What the recipe leaves open is the stream's default. Settings that were searched for a stream are not part of it.
     """
     defaults = preset_table("stream_defaults").get(stream, {})
     values = {name: (value, f"default of {stream}") for name, value in defaults.items()}
-    return values | {name: (value, "recommended recipe") for name, value in preset_table("recipe").items()}
+    by_network = preset_table("recipe_by_network").get(network or defaults.get("network", ""), {})
+    return values | {
+        name: (value, "recommended recipe") for name, value in (preset_table("recipe") | by_network).items()
+    }
 
 
 def preset(

@@ -147,7 +147,7 @@ def resolve(stream: str, method: str | None, given: Mapping[str, Any]) -> tuple[
     own.
     """
     check_name("stream", stream)
-    recommended = recipe(stream) if method is None else {}
+    recommended = recipe(stream, given.get("network")) if method is None else {}
     method = recommended["method"][0] if method is None else method
     check_name("method", method)
     for name in ("stream", "method", "options"):

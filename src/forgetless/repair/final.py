@@ -21,7 +21,7 @@ from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
-from forgetless.repair.held_out import BATCH, evaluating, measure, parts
+from forgetless.repair.held_out import BATCH, evaluating, measure, measure_parts, parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
 from forgetless.repair.restoring import Restorer, untouched_randomness
@@ -121,6 +121,7 @@ class _Work:
                 model, buffer, names, sharing(descent, processes), objective, generator, processes=processes
             ),
             lambda: measure(model, buffer, objective, processes=processes),
+            lambda: measure_parts(model, buffer, objective, processes),
         )
         self.steps = 0
 

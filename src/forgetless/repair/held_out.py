@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import mean, stdev
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass
+PARTS = 64  # at most, into which the held-out examples are divided to see how much their losses scatter
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,40 @@ def measure(
     accuracy = hits / labels if hits >= 0 and labels else None
     tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
     return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
+
+
+@torch.no_grad()
+def measure_parts(
+    model: nn.Module, buffer: Buffer, objective: Objective, processes: Processes | None = None
+) -> list[float]:
+    """Return the loss on each held-out example, or on ``PARTS`` parts if there are more, in evaluation mode."""
+    model = without_reducer(model)
+    device = compute_device(model)
+    rows = buffer.held_out()
+    held = len(next(iter(rows.values())))
+    losses = []
+    with evaluating(model), objective.cast(device):
+        for start, stop, count in parts(model, held, -(-held // PARTS), processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
+            value = objective.value(objective.output(model, objective.plain_inputs(part), part), part, 0.0)
+            losses += [value] if count else []
+    values: list[float] = torch.stack(losses).tolist()
+    return values if processes is None else [value for part in processes.gather(values) for value in part]
+
+
+def fell(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Return whether the mean fall of paired losses exceeds two standard deviations of Student's t.
+
+    That is two standard errors for many examples, 2.4 for eight and 3.5 for four. Fewer cannot tell a fall from noise.
+
+        >>> fell([1.0, 2.0, 3.0, 4.0], [0.9, 1.9, 2.8, 3.9]), fell([1.0, 2.0, 3.0, 4.0], [0.5, 2.1, 2.8, 4.1])
+        (True, False)
+    """
+    falls = [a - b for a, b in zip(before, after, strict=True)]
+    freedom = len(falls) - 1
+    if freedom < 3:
+        return False
+    return mean(falls) > 2 * math.sqrt(freedom / (freedom - 2)) * stdev(falls) / math.sqrt(len(falls))
 
 
 def _sums(

@@ -52,7 +52,7 @@ class Report:
         examples: The number of examples.
         optimizer: The optimizer that the trials chose.
         lr: The learning rate that the trials chose.
-        steps: The steps that were kept; 0 if no repair lowered the loss on the held-out examples.
+        steps: The steps that were kept; 0 if no repair lowered the held-out loss by more than noise.
         tried: All steps, including trials and those that were undone.
         seconds: The time of the repair.
         cost: The cost of all repairs so far as a share of the training's, where the training was observed.
@@ -107,7 +107,8 @@ class Report:
             line = f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.2%}"
             lines.append(f"{line}  yes" if group.repaired else line)
         if not self.steps:
-            lines.append(f"no repair lowered the held-out loss, so the weights are unchanged; {duration(self.seconds)}")
+            unchanged = "no repair lowered the held-out loss by more than noise, so the weights are unchanged"
+            lines.append(f"{unchanged}; {duration(self.seconds)}")
         else:
             how = f"{self.optimizer} with rate {self.lr:.2g}, {self.steps} steps kept of {self.tried}"
             lines.append(f"{how}, {duration(self.seconds)}")

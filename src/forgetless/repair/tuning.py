@@ -4,8 +4,10 @@ A repair during training is one short finetuning by SGD. If it raised the loss o
 than a fifth, it is undone and the rate is halved. After one that is kept, the rate recovers. The repair at the end
 first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
 finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
-repair ends when that happened several times in a row. (During training such trials mislead, because they look only a
-few steps ahead and the network still has much to learn.)
+repair ends when that happened several times in a row. All of it is undone if the loss fell by a small share and by no
+more than the scatter over the examples explains. Examples that the network still knows well start no repair at the end.
+The training has seen them too, so a lower loss on them says little about other data. (During training such trials
+mislead, because they look only a few steps ahead and the network still has much to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, final
 
 from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuning, NonFiniteError
-from forgetless.repair.held_out import Score
+from forgetless.repair.held_out import Score, fell
 
 CHUNK = 20  # steps of a finetuning between two measurements
 LR = 0.05  # of repairs during training, until one is undone
@@ -30,6 +32,8 @@ FACTOR = 3.0  # between neighbouring rates of the search
 SMALLEST = 1e-7  # the search goes no further: below this, steps get lost in the precision of float32
 ENOUGH = 0.97  # the search takes the smallest rate with this share of the best trial's improvement, and SGD if it can
 GROWTH = 1.5  # of the rate after a finetuning at the end that lowered the loss; otherwise it is halved
+CLEAR = 0.5  # a fall of the loss at the end is clear from this share over the root of the number of examples
+REMEMBERED = 0.1  # below this cross-entropy, examples that are all predicted correctly were not forgotten
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
 
 T = TypeVar("T")
@@ -54,10 +58,14 @@ class Outcome:
 
 
 class Bench(NamedTuple):
-    """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples."""
+    """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples.
+
+    ``measure`` returns the score on all of them, ``measure_parts`` the loss on each.
+    """
 
     begin: Callable[[Collection[str], Descent], Finetuning]
     measure: Callable[[], Score]
+    measure_parts: Callable[[], list[float]]
 
 
 def drain(work: Generator[Any, None, T]) -> T:
@@ -104,6 +112,8 @@ class Tuner:
         Both together take about ``limit`` steps, but one finetuning always follows the search.
         """
         before, earlier = self._first_score(bench), self.steps
+        if before.accuracy == 1 and before.loss < REMEMBERED:
+            return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         rate = yield from self._search(bench, names, before)
         left = max(CHUNK, limit - (self.steps - earlier))
         return (yield from self._repair_until_done(bench, names, before, rate, left))
@@ -111,14 +121,15 @@ class Tuner:
     def _repair_until_done(
         self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int
     ) -> Generator[None, None, Outcome]:
-        rate, best = found, before
+        rate, best, first = found, before, None
+        parts = self._parts(bench)
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
             run = self._begin(bench, names, rate)
             score = yield from self._finetune(bench, run)
             if score.loss < best.loss:
-                best, failures = score, 0
+                best, failures, first = score, 0, first or run
                 losses += run.losses()
                 rate = Rate(rate.optimizer, rate.lr * GROWTH)
             else:
@@ -126,6 +137,10 @@ class Tuner:
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
             del run  # and its copy of the weights, before the next one is made
+        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * before.loss
+        if first and not clear and not fell(parts, self._parts(bench)):
+            first.undo()
+            return Outcome(before, before, undone + len(losses), (), found)
         return Outcome(before, best, undone, tuple(losses), found)
 
     def state_dict(self) -> dict[str, Any]:
@@ -202,3 +217,7 @@ class Tuner:
     def _score(self, bench: Bench) -> Score:
         self.measured += 1
         return bench.measure()
+
+    def _parts(self, bench: Bench) -> list[float]:
+        self.measured += 1
+        return bench.measure_parts()

@@ -25,7 +25,7 @@ from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.groups import float_tensors
-from forgetless.repair.held_out import measure
+from forgetless.repair.held_out import measure, measure_parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.report import Report
@@ -175,7 +175,11 @@ class Upkeep:
             part = sharing(descent, processes)
             return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
 
-        bench = Bench(begin, lambda: measure(self.model, buffer, self.objective, engine, processes))
+        bench = Bench(
+            begin,
+            lambda: measure(self.model, buffer, self.objective, engine, processes),
+            lambda: measure_parts(self.model, buffer, self.objective, processes),
+        )
         if at_end:
             done = yield from self.tuner.repair_fully(bench, self.names(), self.limit())
         else:
@@ -224,7 +228,7 @@ class Upkeep:
         """Return the groups, their scores at the last ``finish``, and what all repairs did and cost."""
         scores = {} if self.last is None else {group.name: group.score for group in self.last.groups}
         chosen = self.selection.choice({}) if self.last is None else self.last.repaired
-        note = f"{self.repairs} repairs, {self.undone} of them undone; they cost {self.cost:.2f} × the training"
+        note = f"repairs: {self.repairs}, undone: {self.undone}, cost: {self.cost:.2f} × the training"
         return self.selection.describe(scores, chosen, note=note)
 
     def state_dict(self) -> dict[str, Any]:
