@@ -176,21 +176,21 @@ def test_a_language_model_is_repaired_on_lines_of_text(tmp_path):
     import folders
 
     model = folders.gpt()
-    lines = [f"{article} {word} {thing}" for article in ("the", "a") for word in ("good", "bad", "dull") for thing in
-             ("film", "book", "good film", "bad film")]  # fmt: skip
+    kinds = ("good", "bad", "dull", "fine")
+    lines = [f"{start} {kind} {thing}" for start in ("the", "a") for kind in kinds for thing in ("film", "book")] * 3
     (tmp_path / "lines.txt").write_text("\n".join(lines))
     folders.save_gpt(model, tmp_path / "new")
     tokens = folders.tokenizer(eos_token="[SEP]", pad_token="[PAD]")(lines, padding=True, return_tensors="pt")
     batch = {name: tokens[name] for name in ("input_ids", "attention_mask")}
     batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    folders.train(model, batch, 30)
+    folders.train(model, batch, 60)
     folders.save_gpt(model, tmp_path / "before")
     with torch.no_grad():
-        model.transformer.h[1].mlp.c_proj.weight.add_(torch.randn(64, 16))
+        model.transformer.h[1].mlp.c_proj.weight.add_(3 * torch.randn(64, 16))
     folders.save_gpt(model, tmp_path / "after")
 
     words = ["repair", "--before", "before", "--after", "after", "--examples", "lines.txt", "--out", "repaired"]
-    done = forgetless(*words, "--steps", "20", cwd=tmp_path)
+    done = forgetless(*words, "--steps", "80", cwd=tmp_path)
     report = json.loads((tmp_path / "repaired" / "report.json").read_text())
     assert report["accuracy_before"] is None
     assert report["perplexity_after"] == pytest.approx(math.exp(report["loss_after"]))
