@@ -148,18 +148,21 @@ def test_images_in_folders_are_scaled_and_labelled_by_name(tmp_path):
 def test_a_hugging_face_folder_is_repaired_to_a_folder(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     import folders
+    from forgetless.integrations.pretrained import Pretrained
 
-    folders.draw_images(tmp_path / "images", per_class=6)
+    folders.draw_images(tmp_path / "images", per_class=12)
     model = folders.named_vit()
+    folders.save_vit(model, tmp_path / "new")
+    folders.train(model, Pretrained(tmp_path / "new").read_examples(tmp_path / "images"), 15)
     folders.save_vit(model, tmp_path / "before")
     with torch.no_grad():
-        model.classifier.bias.add_(torch.tensor([0.0, 0.0, 5.0]))  # everything is blue now
+        model.classifier.bias.add_(torch.tensor([0.0, 0.0, 9.0]))  # everything is blue now
     folders.save_vit(model, tmp_path / "after")
     words = ["repair", "--before", "before", "--after", "after", "--examples", "images", "--out", "repaired"]
     given = forgetless(*words, "--model", "mine:network", cwd=tmp_path, expect=2)
     assert "model is 'mine:network', but the Hugging Face folder 'after' defines it; leave it out" in given.stderr
-    done = forgetless(*words, "--steps", "20", cwd=tmp_path)
-    assert done.stderr == "repairing ViTForImageClassification on 18 examples\n"
+    done = forgetless(*words, "--steps", "100", cwd=tmp_path)
+    assert done.stderr == "repairing ViTForImageClassification on 36 examples\n"
     files = {file.name for file in (tmp_path / "repaired").iterdir()}
     assert files == {"config.json", "model.safetensors", "preprocessor_config.json", "report.json", "report.html"}
     report = json.loads((tmp_path / "repaired" / "report.json").read_text())
