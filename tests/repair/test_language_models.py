@@ -208,6 +208,15 @@ def test_a_vocabulary_that_changed_is_reported():
     assert len(resumed.buffer) == 3
 
 
+@pytest.mark.parametrize(("token", "padded"), [(None, 0), (-1, 0), (5, 5), (64, 0)])
+def test_padding_is_a_token_of_the_vocabulary(token, padded):
+    model = llama()
+    model.config.pad_token_id = token
+    fpf = FPF(model, 8)
+    fpf.observe(collate([[5, 6, 7], [8, 9]]))
+    assert sorted(fpf.buffer.draw(2)["x.input_ids"][:, 2].tolist()) == sorted([7, padded])
+
+
 def test_groups_of_a_llama_are_attention_and_mlp_by_depth():
     layer = "model.layers.{}.{}.weight".format
     attention = [f"self_attn.{name}_proj" for name in "qkvo"]

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -49,9 +49,17 @@ def generates(model: nn.Module) -> bool:
     return callable(getattr(network, "generate", None)) and not encodes
 
 
+def vocabulary(model: nn.Module) -> int | None:
+    """Return the number of tokens for which a network has an embedding; None if it does not tell."""
+    embeddings = getattr(unwrap(model), "get_input_embeddings", None)
+    weight = getattr(embeddings() if callable(embeddings) else None, "weight", None)
+    return len(weight) if isinstance(weight, Tensor) else None
+
+
 def padding_token(model: nn.Module) -> int:
-    """Return the token with which a network's inputs are padded, as its configuration says; 0 if it says nothing."""
-    return getattr(getattr(unwrap(model), "config", None), "pad_token_id", None) or 0
+    """Return the token with which a network's inputs are padded, as its configuration says; 0 if it has none."""
+    token, count = getattr(getattr(unwrap(model), "config", None), "pad_token_id", None), vocabulary(model)
+    return token if isinstance(token, int) and token >= 0 and (count is None or token < count) else 0
 
 
 def joined(path: str, name: str) -> str:

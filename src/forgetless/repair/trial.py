@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.modules import uncompiled, unwrap, vocabulary, without_reducer
 from forgetless.compute.shards import compute_device
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
@@ -80,16 +80,14 @@ def try_out(
 
 def check_vocabulary(network: nn.Module, rows: Mapping[str, Tensor]) -> None:
     """Raise ``ValueError`` if the network has no embedding for some tokens in ``rows``. Synchronises with the GPU."""
-    tokens = rows.get("x.input_ids")
-    embeddings = getattr(network, "get_input_embeddings", None)
-    weight = getattr(embeddings() if callable(embeddings) else None, "weight", None)
-    if tokens is None or not tokens.numel() or not isinstance(weight, Tensor):
+    tokens, count = rows.get("x.input_ids"), vocabulary(network)
+    if tokens is None or not tokens.numel() or count is None:
         return
     low, high = torch.stack(tokens.aminmax()).tolist()
-    if low < 0 or high >= len(weight):
+    if low < 0 or high >= count:
         raise ValueError(
-            f"input_ids holds tokens from {low} to {high}; {type(network).__name__} has a vocabulary of {len(weight)}, "
-            f"so they must be 0 to {len(weight) - 1}: the tokenizer is another, or the vocabulary has changed"
+            f"input_ids holds tokens from {low} to {high}; {type(network).__name__} has a vocabulary of {count}, so "
+            f"they must be 0 to {count - 1}: the tokenizer is another, or the vocabulary has changed"
         )
 
 
