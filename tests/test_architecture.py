@@ -69,8 +69,8 @@ def test_no_file_or_class_is_too_long():
 def test_exports_are_these():
     assert forgetless.__all__ == [
         "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError",
-        "Profile", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
-        "sensitivity", "train",
+        "Profile", "ShardedState", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair",
+        "select", "sensitivity", "train",
     ]  # fmt: skip
     assert all(getattr(forgetless, name) is not None for name in forgetless.__all__)
     assert set(forgetless.__all__) <= set(dir(forgetless))

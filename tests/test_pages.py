@@ -21,6 +21,7 @@ NOTEBOOKS = sorted((DOCS.parent / "notebooks").glob("*.ipynb"))
 NEEDS = {
     "avalanche.md": "pytorchcv",
     "huggingface.md": "transformers",
+    "language-models.md": "trl",
     "lightning.md": "lightning",
     "runs.md": "tensorboard",
 }

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from forgetless.repair.profile import Profile
     from forgetless.repair.sensitivity import select, sensitivity
     from forgetless.repair.settings import Finetune
+    from forgetless.repair.sharded_state import ShardedState
     from forgetless.training.contract import check
     from forgetless.training.evaluation import evaluate
     from forgetless.training.loop import train
 
 __all__ = [
     "FPF", "METHODS", "NETWORKS", "STREAMS", "Buffer", "Finetune", "Finetuned", "Method", "NonFiniteError", "Profile",
-    "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select", "sensitivity", "train",
+    "ShardedState", "Stream", "check", "evaluate", "finetune", "groups", "networks", "only", "repair", "select",
+    "sensitivity", "train",
 ]  # fmt: skip
 
 # Where the names are; imported when they are first used, so that the command line starts without torch.
@@ -37,8 +39,8 @@ _HOMES = {
     "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "repair.buffer": ("Buffer",),
     "repair.finetune": ("Finetuned", "NonFiniteError", "finetune"), "repair.freezing": ("only",),
     "repair.groups": ("groups",), "repair.profile": ("Profile",), "repair.sensitivity": ("select", "sensitivity"),
-    "repair.settings": ("Finetune",), "training.contract": ("check",), "training.evaluation": ("evaluate",),
-    "training.loop": ("train",),
+    "repair.settings": ("Finetune",), "repair.sharded_state": ("ShardedState",),
+    "training.contract": ("check",), "training.evaluation": ("evaluate",), "training.loop": ("train",),
 }  # fmt: skip
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import find_device
-from forgetless.compute.modules import unwrap
+from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.precision import has_bf16
+from forgetless.compute.shards import check_processes, compute_device
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
@@ -28,6 +29,8 @@ from forgetless.repair.objective import (
     Targets,
     call,
     has_labels,
+    shifts_labels,
+    split_labels,
     with_labels,
 )
 from forgetless.repair.profile import Profile
@@ -35,6 +38,7 @@ from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report
 from forgetless.repair.settings import BUDGET, Finetune, Memory, Tracking
 from forgetless.repair.state import FORMAT, check_state
+from forgetless.repair.trial import check_vocabulary
 from forgetless.repair.tuning import Outcome
 from forgetless.repair.upkeep import Upkeep
 
@@ -86,7 +90,7 @@ class FPF:
         policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
             "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
             Default: "distinct", on a schedule "reservoir".
-        batch: The number of examples drawn from the buffer per step of a finetuning.
+        batch: The number of examples drawn from the buffer per step of a finetuning, with at most 16,384 tokens.
         groups: "auto" (those that forget), "all", or the names of groups.
         threshold: With "auto" on a schedule, choose the groups with S_g above it. Default: 1, with ``every`` 0.3.
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
@@ -97,17 +101,18 @@ class FPF:
             them. A restart of the learning rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
         loss: ``(output, y) -> loss``, replaces cross-entropy. "model": the model's own loss, ``output.loss`` or
-            ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor).
+            ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor). This is
+            the default for a causal language model that takes ``labels``, as those of Hugging Face do.
         forward: ``(model, x) -> output``, replaces ``model(x)`` or, for a mapping, ``model(**x)``. It is called with
             the network inside ``DistributedDataParallel``. With ``loss="model"`` it is ``(model, x, y) -> output``.
         autocast: The dtype of the finetuning's forward pass, such as ``torch.bfloat16``.
-        device: Where the buffer is held. Default: with the network's parameters.
+        device: Where the buffer and, on a schedule, the weights of earlier windows are held. Default: with the network.
         seed: The seed of the buffer, of the draws, and of augmentation and dropout during a finetuning.
-        process_group: The processes that train this network together (``DistributedDataParallel``). Default: all of
-            them, if ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are totals: each process holds its
-            part of the buffer, from the batches it observes, and draws its part of a batch. All processes must call
-            ``observe``, ``boundary`` and ``finish`` equally often. They choose the same groups and finetune in step.
-            Batch norm sees each process's part alone, and its statistics are averaged afterwards.
+        process_group: The processes that train this network together (``DistributedDataParallel``, ``fully_shard``).
+            Default: all of them, if ``torch.distributed`` is initialised. ``capacity`` and ``batch`` are totals: each
+            process holds its part of the buffer, from the batches it observes, and draws its part of a batch. All
+            processes must call ``observe``, ``boundary`` and ``finish`` equally often. They choose the same groups and
+            finetune in step. Batch norm sees each process's part alone, and its statistics are averaged afterwards.
     """
 
     buffer: Buffer
@@ -143,7 +148,7 @@ class FPF:
         tracking = {"window": window, "detect": detect}
         names = groups if isinstance(groups, str | None) else tuple(groups)
         self.settings, self.tracking = _resolve(schedule, tracking, budget, distill=distill, batch=batch, groups=names)
-        self.objective = Objective(augment, loss, forward, autocast)
+        self.objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
         self.model = model
         self._kind = "schedule" if self.settings.budget is None else "upkeep"
         policy = policy or ("reservoir" if self._kind == "schedule" else "distinct")
@@ -152,7 +157,8 @@ class FPF:
         self._group = process_group
         self._repairer: Repairer | Upkeep
         given = (model, self.settings, self.objective, grouping, head)
-        self._repairer = Repairer(*given, tracking=self.tracking) if self._kind == "schedule" else Upkeep(*given)
+        host = self._device is not None and self._device.type == "cpu"
+        self._repairer = Upkeep(*given) if self.settings.budget else Repairer(*given, tracking=self.tracking, host=host)
         self._checks = Checks(model, self.objective, self.settings, self._repairer.selection.tracked)
         self._warned = False  # of a finetuning that was due and could not happen
         self._join()
@@ -175,10 +181,11 @@ class FPF:
         """The steps after which the data shifted, as announced by ``boundary()`` or detected."""
         return self._repairer.shifts
 
-    def settle(self) -> None:
+    def settle(self, *, start: bool = True) -> None:
         """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
         if self.step:
             return
+        check_processes(unwrap(self.model), Processes(self._group))
         moved = self._device is None and _home(self.model) != self.buffer.device
         count = Processes(self._group).count
         if moved or count != self.processes.count:
@@ -186,24 +193,26 @@ class FPF:
             self._join()
             if held["seen"]:  # taken over from another FPF
                 self.buffer.load_state_dict(held | {"generator": None})
-        self._repairer.start()
+        if start:
+            self._repairer.start()
 
-    def observe(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> Finetuned | Outcome | None:
+    def observe(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> Finetuned | Outcome | None:
         """Track the network, finetune if it is due, then offer the batch to the buffer.
 
         Call it once after each ``optimizer.step()``. The first call also tries forward and loss on the batch.
 
         Args:
-            x: The inputs before augmentation; a mapping for a network with keyword arguments.
-            y: The labels; a mapping ``{name: tensor}`` for several targets. Examples whose labels are all -100 (floats:
-                NaN) have none and are left out of finetunings.
+            x: The inputs before augmentation; a mapping for a network with keyword arguments. Sequences of tokens may
+                have another length in each batch.
+            y: The labels; a mapping ``{name: tensor}`` for several targets. Without it they are the entry ``labels`` of
+                ``x``. Examples whose labels are all -100 (floats: NaN) have none and are left out of finetunings.
             logits: The network's output in this step's forward pass; ``distill`` needs it.
 
         Returns:
             What the finetuning did, if there was one.
         """
         self.settle()
-        rows = self._checks.rows(x, y, logits, self.buffer)
+        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
         self._checks.check_alone()
         try:
             if not self._repairer.advance(len(next(iter(rows.values())))):
@@ -212,10 +221,10 @@ class FPF:
         finally:
             self.buffer.offer(rows)  # also if the repair fails: the training step was made
 
-    def remember(self, x: Inputs, y: Targets, logits: Tensor | None = None) -> None:
+    def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
-        self.settle()
-        self.buffer.offer(self._checks.rows(x, y, logits, self.buffer), remembered=True)
+        self.settle(start=False)
+        self.buffer.offer(self._checks.rows(*split_labels(x, y), logits, self.buffer), remembered=True)
 
     def boundary(self) -> None:
         """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.
@@ -264,11 +273,11 @@ class FPF:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
-        self.settle()
+        self.settle(start=False)
         check_state(state, self._kind, self.processes, self.settings.distill)
-        present = self.buffer
-        buffer = Buffer(present.capacity, policy=present.policy, device=present.device, seed=present.seed)
+        buffer, _ = _open_memory(self.model, self._memory, self.buffer.device, self.processes)
         buffer.load_state_dict(state["buffer"])
+        check_vocabulary(unwrap(self.model), {name: buffer[name] for name in buffer.columns})
         self._repairer.load_state_dict(state[self._kind])
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
         self._checks.tried = False
@@ -280,10 +289,7 @@ class FPF:
         self._repairer.join(self.processes)
         self.processes.share(self.settings.batch, "batch")  # raises an error if there are more processes
         device = self._device or _home(self.model)
-        seed = self._memory.seed + 1_000_003 * self.processes.rank
-        capacity = self.processes.share(self._memory.capacity, "capacity")
-        self.buffer = Buffer(capacity, policy=self._memory.policy, device=device, seed=seed)
-        self._generator = torch.Generator(device).manual_seed(seed + 1)
+        self.buffer, self._generator = _open_memory(self.model, self._memory, device, self.processes)
 
     def _repair(self) -> Finetuned | Outcome | None:
         """Repair during training, or warn once that there is nothing to repair or to repair it with."""
@@ -301,7 +307,18 @@ class FPF:
 
 
 def _home(model: nn.Module) -> torch.device:
-    return next(unwrap(model).parameters()).device
+    return compute_device(unwrap(model))
+
+
+def _open_memory(
+    model: nn.Module, memory: Memory, device: torch.device | None, processes: Processes
+) -> tuple[Buffer, torch.Generator]:
+    """Return this process's part of the buffer, empty, and the generator of its draws."""
+    seed = memory.seed + 1_000_003 * processes.rank
+    capacity = processes.share(memory.capacity, "capacity")
+    common = memory.seed if memory.policy == "distinct" else seed  # the same keys in all processes
+    buffer = Buffer(capacity, policy=memory.policy, device=device, seed=common, pad=padding_token(model))
+    return buffer, torch.Generator(device).manual_seed(seed + 1)
 
 
 def _resolve(

@@ -1,6 +1,7 @@
 """``forgetless repair`` from checkpoint to report, for your own network and for a Hugging Face folder."""
 
 import json
+import math
 import shutil
 
 import numpy
@@ -147,18 +148,21 @@ def test_images_in_folders_are_scaled_and_labelled_by_name(tmp_path):
 def test_a_hugging_face_folder_is_repaired_to_a_folder(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed")
     import folders
+    from forgetless.integrations.pretrained import Pretrained
 
-    folders.draw_images(tmp_path / "images", per_class=6)
+    folders.draw_images(tmp_path / "images", per_class=12)
     model = folders.named_vit()
+    folders.save_vit(model, tmp_path / "new")
+    folders.train(model, Pretrained(tmp_path / "new").read_examples(tmp_path / "images"), 15)
     folders.save_vit(model, tmp_path / "before")
     with torch.no_grad():
-        model.classifier.bias.add_(torch.tensor([0.0, 0.0, 5.0]))  # everything is blue now
+        model.classifier.bias.add_(torch.tensor([0.0, 0.0, 9.0]))  # everything is blue now
     folders.save_vit(model, tmp_path / "after")
     words = ["repair", "--before", "before", "--after", "after", "--examples", "images", "--out", "repaired"]
     given = forgetless(*words, "--model", "mine:network", cwd=tmp_path, expect=2)
     assert "model is 'mine:network', but the Hugging Face folder 'after' defines it; leave it out" in given.stderr
-    done = forgetless(*words, "--steps", "20", cwd=tmp_path)
-    assert done.stderr == "repairing ViTForImageClassification on 18 examples\n"
+    done = forgetless(*words, "--steps", "100", cwd=tmp_path)
+    assert done.stderr == "repairing ViTForImageClassification on 36 examples\n"
     files = {file.name for file in (tmp_path / "repaired").iterdir()}
     assert files == {"config.json", "model.safetensors", "preprocessor_config.json", "report.json", "report.html"}
     report = json.loads((tmp_path / "repaired" / "report.json").read_text())
@@ -166,3 +170,46 @@ def test_a_hugging_face_folder_is_repaired_to_a_folder(tmp_path):
     assert [group["name"] for group in report["groups"] if group["repaired"]] == ["head"]  # nothing else had moved
     old, new = (load_file(tmp_path / name / "model.safetensors") for name in ("after", "repaired"))
     assert {name for name in old if not torch.equal(old[name], new[name])} == {"classifier.weight", "classifier.bias"}
+
+
+def test_a_language_model_is_repaired_on_lines_of_text(tmp_path):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from transformers import AutoModelForCausalLM
+
+    import folders
+
+    model = folders.gpt()
+    kinds = ("good", "bad", "dull", "fine")
+    lines = [f"{start} {kind} {thing}" for start in ("the", "a") for kind in kinds for thing in ("film", "book")] * 3
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    folders.save_gpt(model, tmp_path / "new")
+    tokens = folders.tokenizer(eos_token="[SEP]", pad_token="[PAD]")(lines, padding=True, return_tensors="pt")
+    batch = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    folders.train(model, batch, 60)
+    folders.save_gpt(model, tmp_path / "before")
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_proj.weight.add_(3 * torch.randn(64, 16))
+    folders.save_gpt(model, tmp_path / "after")
+
+    words = ["repair", "--before", "before", "--after", "after", "--examples", "lines.txt", "--out", "repaired"]
+    done = forgetless(*words, "--steps", "80", cwd=tmp_path)
+    report = json.loads((tmp_path / "repaired" / "report.json").read_text())
+    assert report["accuracy_before"] is None
+    assert report["perplexity_after"] == pytest.approx(math.exp(report["loss_after"]))
+    assert report["loss_after"] < report["loss_before"]
+    scores = {group["name"]: group["score"] for group in report["groups"]}
+    assert list(scores) == ["embedding", "attention.0", "mlp.0", "attention.1", "mlp.1", "norm.affine", "head"]
+    assert max(scores, key=scores.get) == "mlp.1"
+    assert f"perplexity {report['perplexity_before']:.4g} → {report['perplexity_after']:.4g}" in done.stdout
+    page = (tmp_path / "repaired" / "report.html").read_text()
+    assert f"held-out perplexity<b>{report['perplexity_after']:.4g}</b>" in page
+    repaired = AutoModelForCausalLM.from_pretrained(tmp_path / "repaired").eval()
+    held_out = {name: column[::8] for name, column in batch.items()}
+    with torch.no_grad():
+        assert repaired(**held_out).loss.item() == pytest.approx(report["loss_after"], rel=1e-4)
+
+    file = tmp_path / "before" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"film"', '"movie"'))
+    other = forgetless(*words, "--force", cwd=tmp_path, expect=2)
+    assert "before and after have different tokenizers: 2 tokens differ, such as 'movie'" in other.stderr

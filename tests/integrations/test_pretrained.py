@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 import folders
 import forgetless
+from forgetless.data.readers.files import DataError
 from forgetless.integrations.pretrained import Pretrained
 
 
@@ -89,7 +90,7 @@ def test_repair_of_a_bert_moves_only_the_group_that_moved(tmp_path):
     with torch.no_grad():
         model.classifier.bias.copy_(torch.tensor([0.0, 9.0]))  # everything is good now
     assert folders.accuracy(model, columns) == 0.5
-    report = forgetless.repair(model, columns, before, steps=40)
+    report = forgetless.repair(model, columns, before, steps=100)
     assert folders.accuracy(model, columns) == 1
     assert report.repaired == ("head",)
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
@@ -160,3 +161,58 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     folders.write_texts(tmp_path / "texts.csv")
     with pytest.raises(ValueError, match="after is .*bert', which has no tokenizer; save it there"):
         Pretrained(tmp_path / "bert").read_examples(tmp_path / "texts.csv")
+
+
+def test_language_models_read_lines_json_lines_and_token_ids(tmp_path):
+    folders.save_gpt(folders.gpt(), tmp_path / "gpt")
+    saved = Pretrained(tmp_path / "gpt")
+    texts = ["the good film", "bad book"]
+    (tmp_path / "lines.txt").write_text("\n".join(texts))
+    (tmp_path / "lines.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    (tmp_path / "lines.csv").write_text("\n".join(["text", *texts]))
+    expected = saved.read_examples(tmp_path / "lines.txt")
+    ids = {name: expected[name] for name in ("input_ids", "attention_mask")}
+    save_file(ids, tmp_path / "ids.safetensors")
+    for name in ("lines.jsonl", "lines.csv", "ids.safetensors"):
+        columns = saved.read_examples(tmp_path / name)
+        assert {key: column.tolist() for key, column in columns.items() if key in expected} == {
+            key: column.tolist() for key, column in expected.items()
+        }
+    save_file(ids | {"labels": ids["input_ids"] * 0 - 100}, tmp_path / "labelled.safetensors")
+    assert saved.read_examples(tmp_path / "labelled.safetensors")["labels"].unique().tolist() == [-100]
+    (tmp_path / "lines.jsonl").write_text('{"content": "the film"}')
+    with pytest.raises(DataError, match="row 1 of .*lines.jsonl has no text; each needs text"):
+        saved.read_examples(tmp_path / "lines.jsonl")
+
+
+def test_another_tokenizer_in_before_is_refused(tmp_path):
+    for name in ("before", "after"):
+        folders.save_gpt(folders.gpt(), tmp_path / name)
+    saved = Pretrained(tmp_path / "after")
+    assert "transformer.wte.weight" in saved.weights(tmp_path / "before")
+    file = tmp_path / "before" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"film"', '"movie"'))
+    with pytest.raises(
+        ValueError, match=r"different tokenizers: 2 tokens differ, such as 'movie' \(7 in before, missing in after\)"
+    ):
+        saved.weights(tmp_path / "before")
+    for tokenizer_file in (tmp_path / "before").glob("tokenizer*"):
+        tokenizer_file.unlink()
+    assert "transformer.wte.weight" in saved.weights(tmp_path / "before")
+
+
+def test_another_vocabulary_in_before_is_refused(tmp_path):
+    model = folders.gpt()
+    folders.save_gpt(model, tmp_path / "before")
+    model.resize_token_embeddings(14, mean_resizing=False)
+    folders.save_gpt(model, tmp_path / "after")
+    with pytest.raises(ValueError, match="before has a vocabulary of 11 tokens and after one of 14.* leave before out"):
+        Pretrained(tmp_path / "after").weights(tmp_path / "before")
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(tmp_path):
+    folders.save_gpt(folders.gpt(), tmp_path / "gpt")
+    saved = Pretrained(tmp_path / "gpt")
+    columns = {"input_ids": torch.randint(20, (20, 5)), "labels": torch.randint(20, (20, 5))}
+    with pytest.raises(ValueError, match=r"has a vocabulary of 11, so they must be 0 to 10: the tokenizer is another"):
+        forgetless.repair(saved.model, columns, loss=saved.loss)

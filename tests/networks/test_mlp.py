@@ -35,6 +35,16 @@ def test_backpropagate_has_autograds_bits_and_flops(frozen):
     assert count(lambda: network.backpropagate(x, y)) == count(lambda: F.cross_entropy(network(x), y).backward())
 
 
+def test_backpropagate_returns_only_the_chosen_gradients():
+    torch.manual_seed(0)
+    network = networks.mlp(6, inputs=40)
+    x, y = torch.rand(20, 40), torch.randint(6, (20,))
+    chosen = [network.fc2.weight, network.fc3.bias]
+    gradients = network.backpropagate(x, y, chosen)[2]
+    wanted = torch.autograd.grad(F.cross_entropy(network(x), y), chosen)
+    assert [torch.equal(*pair) for pair in zip(gradients, wanted, strict=True)] == [True, True]
+
+
 def test_only_an_mlp_in_fp32_on_a_cpu_backpropagates(device):
     network = networks.mlp(6, inputs=4)
     assert backpropagates(network, Engine(device)) is (device == "cpu")

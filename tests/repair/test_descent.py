@@ -9,7 +9,7 @@ from torch import nn
 
 from forgetless import Buffer
 from forgetless.compute.engine import Engine
-from forgetless.repair.descent import Descent, sharing
+from forgetless.repair.descent import Descent, sharing, slices
 from forgetless.repair.finetune import Finetuning, Schedule
 from forgetless.repair.objective import Objective
 from forgetless.repair.settings import Finetune
@@ -46,6 +46,22 @@ def test_each_process_draws_its_share_of_a_batch():
 
     assert sharing(Descent(RATES, batch=9), Second()).batch == 4
     assert sharing(Descent(RATES, batch=9), None).batch == 9
+
+
+def test_tensors_are_divided_by_their_sizes():
+    parts = [(part.start, part.stop) for part in slices([3, 4, 9, 1, 2], most=7)]
+    assert parts == [(0, 2), (2, 3), (3, 5)]
+    assert list(slices([])) == []
+
+
+def test_adam_has_the_same_bits_in_parts(monkeypatch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 5))
+    twin, buffer = copy.deepcopy(model), filled(shape=(3, 2, 2))
+    descend(model, buffer, Descent(RATES, batch=64, optimizer="adam"))
+    monkeypatch.setattr("forgetless.repair.descent.slices", lambda sizes: slices(sizes, most=90))
+    descend(twin, buffer, Descent(RATES, batch=64, optimizer="adam"))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -382,29 +382,3 @@ def test_a_layer_that_feeds_a_matrix_is_no_head():
     with pytest.raises(ValueError, match="Cosine has no recognisable head"):
         groups(Cosine())
     assert groups(Cosine(), head="features")["head"] == ("features.weight", "features.bias")
-
-
-@pytest.fixture
-def one_process(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
-@pytest.mark.usefixtures("one_process")
-def test_sharded_networks_are_refused_by_name():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-
-    whole = "part of the weights; use DistributedDataParallel"
-    network = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    fpf = forgetless.FPF(network, capacity=8)
-    fully_shard(network, mesh=init_device_mesh("cpu", (1,)))
-    for use in (lambda: forgetless.FPF(network), lambda: groups(network), fpf.settle):
-        with pytest.raises(ValueError, match=rf"^parameter 0\.weight is sharded, .*{whole}"):
-            use()
-    with pytest.warns(UserWarning, match="world size is 1"):
-        network = FullyShardedDataParallel(CNN(), device_id=torch.device("cpu"))
-    with pytest.raises(ValueError, match=rf"^the network is a FullyShardedDataParallel, .*{whole}"):
-        forgetless.FPF(network)

@@ -82,7 +82,7 @@ def test_a_head_without_labels_in_a_batch_adds_nothing():
 def test_several_targets_need_an_output_for_each(output):
     rows = {"y.a": torch.zeros(6, dtype=torch.int64), "y.b": torch.zeros(6, dtype=torch.int64)}
     with pytest.raises(TypeError, match=r"y has the targets a, b, but the network returned .* give loss=\(output, y\)"):
-        Objective().check(rows, output, 6, 0.0)
+        Objective().check(rows, output, rows, 0.0)
 
 
 def test_a_loss_gets_the_output_and_targets_as_they_are():
@@ -91,7 +91,7 @@ def test_a_loss_gets_the_output_and_targets_as_they_are():
     model = type("Pair", (nn.Linear,), {"forward": lambda self, x: (x.sum(1), {"logits": x})})(2, 2)
     rows = pack(torch.rand(4, 2), {"a": torch.rand(4), "b": torch.rand(4)})
     output = objective.output(model, objective.inputs(rows), rows)
-    objective.check(rows, output, 4, 0.0)
+    objective.check(rows, output, rows, 0.0)
     objective.value(output, rows, 0.0)
     assert isinstance(seen[0][0], tuple)
     assert set(seen[0][1]) == {"a", "b"}
@@ -122,7 +122,7 @@ def test_the_models_own_loss(kind, keywords):
     assert objective.hits(output, rows) is None
     if kind != "loss":
         stored = rows | {"logits": torch.zeros(6, 3)}
-        objective.check(stored, output, 6, 0.5)
+        objective.check(stored, output, stored, 0.5)
         distilled = objective.value(output, stored, 0.5) - objective.value(output, stored, 0.0)
         assert distilled.item() == pytest.approx(0.5 * model.fc(x).square().mean().item(), rel=1e-4)
 
@@ -148,7 +148,7 @@ def test_an_object_with_logits_is_an_output():
     rows = pack(torch.rand(6, 4), torch.arange(6) % 3)
     output = Objective().output(model, unpack(rows), rows)
     assert isinstance(output, Tensor)
-    Objective().check(rows, output, 6, 0.0)
+    Objective().check(rows, output, rows, 0.0)
 
 
 def test_hits_count_correct_labels():

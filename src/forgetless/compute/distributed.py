@@ -1,4 +1,4 @@
-"""Average values over the processes that train one network together, as ``DistributedDataParallel`` does.
+"""Average values over the processes that train one network together (``DistributedDataParallel``, ``fully_shard``).
 
 Without ``torch.distributed``, or in a group of one, there is one process and nothing is exchanged.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Processes:
     """A group of processes, seen from one of them.
 
-    All processes must call ``mean``, ``mean_over_examples`` and ``gather`` in the same order.
+    All processes must call ``mean``, ``mean_over_examples``, ``weight`` and ``gather`` in the same order.
     """
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
@@ -56,6 +56,11 @@ class Processes:
         total = self._sum(torch.cat([count[None], sums]))
         parts = (total[1:] / total[0]).split([value.numel() for value in values])
         return [part.view_as(value).to(value.dtype) for part, value in zip(parts, values, strict=True)]
+
+    def weight(self, examples: int | Tensor, device: torch.device) -> Tensor:
+        """Return the number of this process's ``examples`` relative to the mean over processes. No GPU-to-CPU sync."""
+        count = torch.as_tensor(examples, dtype=torch.float32, device=device)
+        return torch.ones_like(count) if self.count == 1 else count / self.mean(count)
 
     def gather(self, value: Any) -> list[Any]:
         """Return the plain data of every process, by rank, with its tensors on the CPU."""

@@ -6,7 +6,7 @@ therefore end exactly as each would alone.
 
 import platform
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar, final
 
@@ -130,9 +130,9 @@ class Engine:
         logits: Tensor = network(x, **arguments)
         return logits
 
-    def frozen_cast_once(self, network: nn.Module) -> AbstractContextManager[None]:
-        """In bf16, cast the weights that take no gradients once for all calls within; they must not change."""
-        return nullcontext() if self._bf16 is None else self._bf16.frozen_cast_once(network)
+    def others_cast_once(self, network: nn.Module, names: Collection[str]) -> AbstractContextManager[None]:
+        """In bf16, cast the weights that are not in ``names`` once for all calls within; they must not change."""
+        return nullcontext() if self._bf16 is None else self._bf16.others_cast_once(network, names)
 
     def synchronize(self) -> None:
         """Wait until all queued work is done."""

@@ -40,6 +40,20 @@ def without_reducer(model: nn.Module) -> nn.Module:
     return unwrap(model) if waits else model
 
 
+def generates(model: nn.Module) -> bool:
+    """Return whether a network is a causal language model: it generates tokens, and has no encoder."""
+    network = unwrap(model)
+    if callable(adapted := getattr(network, "get_base_model", None)):  # peft's wrappers all have a ``generate``
+        network = adapted()
+    encodes = getattr(getattr(network, "config", None), "is_encoder_decoder", False)
+    return callable(getattr(network, "generate", None)) and not encodes
+
+
+def padding_token(model: nn.Module) -> int:
+    """Return the token with which a network's inputs are padded, as its configuration says; 0 if it says nothing."""
+    return getattr(getattr(unwrap(model), "config", None), "pad_token_id", None) or 0
+
+
 def joined(path: str, name: str) -> str:
     """Return the name in the network of what the module at ``path`` calls ``name``."""
     return f"{path}.{name}" if path else name

@@ -1,7 +1,7 @@
 """Compute in fp32, tf32 or bf16: which device supports which, torch's switches, and weights in bf16."""
 
 import platform
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -64,13 +64,14 @@ class Bf16Weights:
 
     def __init__(self, persistent: Callable[[Hashable, Callable[[], dict[str, Tensor]]], dict[str, Tensor]]) -> None:
         self._persistent = persistent  # ``Engine.persistent``
-        self._frozen: dict[str, Tensor] = {}
+        self._others: dict[str, Tensor] = {}  # copies of the weights that a finetuning leaves alone
 
     def call(self, network: nn.Module, x: Tensor, **arguments: Any) -> Tensor:
         """Return ``network(x, **arguments)``, computed in bf16, as fp32."""
-        trained, frozen = _weights(network)
-        cast = {name: self._frozen[name] for name in frozen if name in self._frozen}
-        frozen = {name: weight for name, weight in frozen.items() if name not in cast}
+        weights = _weights(network)
+        cast = {name: self._others[name] for name in weights if name in self._others}
+        trained = {name: weight for name, weight in weights.items() if name not in cast and weight.requires_grad}
+        frozen = {name: weight for name, weight in weights.items() if name not in cast and not weight.requires_grad}
         copies = _Cast.apply(*trained.values()) if trained else ()  # type: ignore[no-untyped-call]
         cast |= zip(trained, copies, strict=True)
         if frozen:
@@ -81,26 +82,25 @@ class Bf16Weights:
         return output
 
     @contextmanager
-    def frozen_cast_once(self, network: nn.Module) -> Iterator[None]:
-        """Cast the weights that take no gradients once for all calls within; they must not change."""
-        frozen = _weights(network)[1]
-        if frozen:
-            self._frozen = self._persistent(
-                ("frozen", id(network), *frozen),
-                lambda: {name: torch.empty_like(weight, dtype=torch.bfloat16) for name, weight in frozen.items()},
+    def others_cast_once(self, network: nn.Module, names: Collection[str]) -> Iterator[None]:
+        """Cast the weights that are not in ``names`` once for all calls within; they must not change."""
+        others = {name: weight for name, weight in _weights(network).items() if name not in names}
+        if others:
+            self._others = self._persistent(
+                ("others", id(network), *others),
+                lambda: {name: torch.empty_like(weight, dtype=torch.bfloat16) for name, weight in others.items()},
             )
             with torch.no_grad():
-                torch._foreach_copy_(list(self._frozen.values()), list(frozen.values()))
+                torch._foreach_copy_(list(self._others.values()), list(others.values()))
         try:
             yield
         finally:
-            self._frozen = {}
+            self._others = {}
 
 
-def _weights(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the matrices and kernels that are cast to bf16: those that take gradients, and those that do not."""
-    weights = [(n, p) for n, p in network.named_parameters() if p.ndim > 1 and p.dtype == torch.float32]
-    return {n: p for n, p in weights if p.requires_grad}, {n: p for n, p in weights if not p.requires_grad}
+def _weights(network: nn.Module) -> dict[str, Tensor]:
+    """Return the matrices and kernels that are cast to bf16."""
+    return {n: p for n, p in network.named_parameters() if p.ndim > 1 and p.dtype == torch.float32}
 
 
 def _to_bf16(tensors: list[Tensor]) -> list[Tensor]:

@@ -1,17 +1,23 @@
-"""FPF and k-FPF as a callback of Hugging Face's Trainer.
+"""FPF and k-FPF as a callback of Hugging Face's Trainer, and of trainers derived from it, such as TRL's SFTTrainer.
 
     fpf = FPF(model, capacity=200, every=50)
     for task in tasks:
         Trainer(model, args, train_dataset=task, callbacks=[FPFCallback(fpf)]).train()
     fpf.finish()
 
+A trainer that puts adapters around the model (``SFTTrainer(peft_config=...)``) comes first:
+
+    trainer = SFTTrainer(model, args, train_dataset=task, peft_config=LoraConfig())
+    fpf = FPF(trainer.model, capacity=200)
+    trainer.add_callback(FPFCallback(fpf))
+
 A Trainer does not show its callbacks the batches. So while it trains, a forward hook on the model collects them: the
 tensors that the model is called with, ``labels`` among them, and the logits. The callback observes them after every
 optimiser step. Each ``train()`` is a task. The Trainer's checkpoints include the state of ``fpf`` as ``forgetless.pt``
 (``forgetless1.pt``, … for the other processes), and training resumes from it; reading it executes no code.
 
-The buffer holds examples of one shape: pad text to one length (``padding="max_length"``). Inputs without one row per
-example are not stored.
+Sequences of tokens may differ in length, and packed ones become examples of their own. Other inputs have one shape.
+Inputs without one row per example are not stored.
 """
 
 import warnings
@@ -31,7 +37,7 @@ from transformers.trainer_callback import ExportableState
 from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
-from forgetless.repair.objective import call
+from forgetless.repair.objective import VARLEN, call
 
 HOOKS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()  # those that collect batches
 CALLS = 64  # forward passes kept per batch; a model that is called after an interrupt must not fill the memory
@@ -122,14 +128,16 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
                     "them: add decoder_input_ids to the batches, as DataCollatorForSeq2Seq(tokenizer, model=model) does"
                 )
             self._columns = {name for name, value in tensors.items() if value.ndim and len(value) == len(labels)}
-            if shared := [name for name, value in tensors.items() if value.ndim and name not in self._columns]:
+            shared = [name for name, value in tensors.items() if value.ndim and name not in self._columns]
+            if shared := [name for name in shared if name not in VARLEN]:
                 warnings.warn(
                     f"{', '.join(shared)}: not one row per example, so the buffer does not store it and a repair calls "
                     "the network without it; FPF(forward=…) can add it",
                     stacklevel=2,
                 )
         inputs = {name: value for name, value in tensors.items() if name in self._columns}
-        logits = output.get("logits") if isinstance(output, Mapping) else None
+        keeps_logits = self.fpf.settings.distill or labels.ndim == 1  # those of tokens take much memory
+        logits = output.get("logits") if isinstance(output, Mapping) and keeps_logits else None
         self._batches.append((inputs, labels.detach(), None if logits is None else logits.detach()))
 
     def _load(self, args: TrainingArguments, state: TrainerState) -> None:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from forgetless.config.extras import load_extra
 from forgetless.data.readers.examples import TENSOR_FILES, TEXT_FILES, image_files, read_lines, read_tensors, read_texts
 from forgetless.data.readers.files import DataError
-from forgetless.repair.objective import Loss
-from forgetless.repair.sketch import NO_LABEL
+from forgetless.repair.objective import LABELS, Loss
+from forgetless.repair.ragged import NO_LABEL
 from forgetless.repair.weights import read_weights
 
 CONFIG = "config.json"
@@ -80,30 +80,39 @@ class Pretrained:
         """Return the weights of an earlier version of the model, in a Hugging Face folder or a file."""
         if not is_pretrained(before):
             return read_weights(before, "before")
-        return Pretrained(before, "before").model.state_dict()
+        earlier = Pretrained(before, "before")
+        sizes = [getattr(saved._config, "vocab_size", None) for saved in (earlier, self)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"before has a vocabulary of {sizes[0]} tokens and after one of {sizes[1]}, so their weights cannot be "
+                "compared; leave before out to repair without scores"
+            )
+        self._compare_tokenizers(before)
+        return earlier.model.state_dict()
 
     def read_examples(self, path: Path) -> dict[str, Any]:
         """Return the columns of a file or folder of examples, prepared for this model.
 
         Args:
-            path: Images in one folder per class; .csv or .jsonl with text and label; .txt with one text per line for a
-                language model; or .npz, .pt or .safetensors with the model's arguments and ``labels``.
+            path: Images in one folder per class; .csv or .jsonl with text and label; for a language model .txt with
+                one text per line, or .csv or .jsonl with text; or .npz, .pt or .safetensors with the model's arguments
+                and ``labels``, which are the ``input_ids`` of a language model if they are missing.
         """
         expected = {
             "AutoModelForImageClassification": "a folder of images with one folder per class",
             "AutoModelForSequenceClassification": "a .csv or .jsonl file with the columns text and label",
-            "AutoModelForCausalLM": "a .txt file with one text per line",
+            "AutoModelForCausalLM": "a .txt file with one text per line, a .csv or .jsonl file with the column text",
         }[self.kind]
         if path.suffix in TENSOR_FILES:
-            return dict(read_tensors(path))
+            return self._labelled(dict(read_tensors(path)))
         if self.kind == "AutoModelForImageClassification" and path.is_dir():
             return self._images(path)
         if self.kind == "AutoModelForSequenceClassification" and path.suffix in TEXT_FILES:
             texts, labels = read_texts(path)
             return self._tokens(texts) | {"labels": torch.tensor([self._label(label) for label in labels])}
-        if self.kind == "AutoModelForCausalLM" and path.suffix == ".txt":
-            tokens = self._tokens(read_lines(path))
-            return tokens | {"labels": tokens["input_ids"].masked_fill(tokens["attention_mask"] == 0, NO_LABEL)}
+        if self.kind == "AutoModelForCausalLM" and path.suffix in (".txt", *TEXT_FILES):
+            texts = read_lines(path) if path.suffix == ".txt" else read_texts(path, ["text"])[0]
+            return self._labelled(self._tokens(texts))
         raise ValueError(
             f"examples is {str(path)!r}; for {type(self.model).__name__} it must be {expected}, or a file of tensors "
             f"({', '.join(TENSOR_FILES)})"
@@ -116,6 +125,30 @@ class Pretrained:
         for file in sorted(self.folder.iterdir()):
             if file.is_file() and file.suffix in COPIED and file.name not in LEFT_OUT:
                 shutil.copyfile(file, folder / file.name)
+
+    def _labelled(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the columns with the labels of a causal language model: its tokens, apart from padding."""
+        tokens = columns.get("input_ids")
+        if self.kind != "AutoModelForCausalLM" or tokens is None or any(name in columns for name in LABELS):
+            return columns
+        mask = columns.get("attention_mask")
+        return columns | {"labels": tokens if mask is None else tokens.masked_fill(mask == 0, NO_LABEL)}
+
+    def _compare_tokenizers(self, before: Path) -> None:
+        """Raise ``ValueError`` if the folder ``before`` has another tokenizer than this one; it may have none."""
+        if not (_has_tokenizer(before) and _has_tokenizer(self.folder)):
+            return
+        earlier, now = (
+            transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+            for folder in (before, self.folder)
+        )
+        if differing := [token for token in {**earlier, **now} if earlier.get(token) != now.get(token)]:
+            token = differing[0]
+            raise ValueError(
+                f"before and after have different tokenizers: {len(differing)} tokens differ, such as {token!r} "
+                f"({earlier.get(token, 'missing')} in before, {now.get(token, 'missing')} in after), so their weights "
+                "cannot be compared; leave before out to repair without scores"
+            )
 
     def _images(self, folder: Path) -> dict[str, Any]:
         """Return images as the folder's image processor prepares them."""
@@ -136,7 +169,7 @@ class Pretrained:
         """Return texts as the folder's tokenizer prepares them, padded to the longest."""
         if not texts:
             raise ValueError("examples is empty; a repair needs examples of the old and of the new data")
-        if not any(file for pattern in TOKENIZER_FILES for file in self.folder.glob(pattern)):
+        if not _has_tokenizer(self.folder):
             # transformers 5 would return an empty tokenizer, for which every word is unknown.
             raise ValueError(f"after is {str(self.folder)!r}, which has no tokenizer; save it there as well")
         tokenizer = self._preparer("AutoTokenizer", "tokenizer")
@@ -189,6 +222,10 @@ def _kind(folder: Path, setting: str) -> str:
     raise ValueError(
         f"{setting} is {str(folder)!r}, whose architecture is {architectures[0]}; it must end in {', '.join(KINDS)}"
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern))
 
 
 def _first_line(error: BaseException) -> str:

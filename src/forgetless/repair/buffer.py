@@ -1,7 +1,8 @@
 """A small memory of the stream: named columns of equal length, held in their own dtype on one device.
 
 A sampler decides which example goes where; ``Buffer`` holds the examples. A batch is added at once, with fixed shapes
-and, on a GPU, without a GPU-to-CPU sync.
+and, on a GPU, without a GPU-to-CPU sync. Sequences of tokens may differ in length (``ragged``): they are stored without
+their padding, and a draw is as long as its longest sequence.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from forgetless.repair.columns import Columns
+from forgetless.repair.ragged import concatenated, cut, unpadded
 from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
@@ -17,20 +20,6 @@ from forgetless.repair.sketch import Sketch
 HELD_OUT = 8  # every eighth slot is held out from repairs
 _STAGED_BATCHES = 32  # that wait to be written in one go, with the kernel launches of one batch
 _STAGED_BYTES = 2**24  # waiting saves little where batches are large
-
-
-def _fits(batch: Mapping[str, Tensor], layout: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
-    """Return whether ``batch`` has a known layout, which needs no other check: {column: (shape of a row, dtype)}."""
-    sizes = set()
-    for name, (shape, dtype) in layout.items():
-        column = batch.get(name)
-        if type(column) is not Tensor or column.dtype is not dtype or column.layout is not torch.strided:
-            return False
-        size, *row = column.shape or (0, None)
-        if tuple(row) != shape:
-            return False
-        sizes.add(size)
-    return len(sizes) == 1 and len(batch) == len(layout)
 
 
 @final
@@ -51,6 +40,7 @@ class Buffer:
             shapes and their dtypes.
         seed: The seed of the buffer's random numbers.
         generator: Replaces the generator that ``seed`` starts.
+        pad: The token with which ``input_ids`` are padded.
     """
 
     def __init__(
@@ -61,12 +51,13 @@ class Buffer:
         device: torch.device | str | None = None,
         seed: int = Memory.seed,
         generator: torch.Generator | None = None,
+        pad: int = 0,
     ) -> None:
         settings = Memory(capacity=capacity, policy=policy, seed=seed)
         self.capacity, self.policy, self.seed = settings.capacity, settings.policy, settings.seed
         self.device = None if device is None else torch.device(device)  # None until the first batch
-        self._rows: dict[str, Tensor] = {}  # each (capacity + 1, …): the last row takes what is rejected
-        self._layout: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}  # the shape and dtype of a row of each column
+        self.pad = pad
+        self._columns = Columns(capacity + 1, pad)  # the last row takes what is rejected
         self._sampler: Sampler | None = None  # None until the first batch
         self._staged: list[dict[str, Tensor]] = []  # copies of batches that wait to be written
         self._period = 0
@@ -79,14 +70,14 @@ class Buffer:
 
     def __getitem__(self, name: str) -> Tensor:
         """Return a view of a column's filled rows."""
-        if name not in self._rows:
-            raise KeyError(f"no column named {name!r}; the columns are {', '.join(self._rows) or 'not known yet'}")
-        return self._rows[name][: len(self)]
+        if name not in self.columns:
+            raise KeyError(f"no column named {name!r}; the columns are {', '.join(self.columns) or 'not known yet'}")
+        return self._filled()[name]
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns; empty before the first batch."""
-        return tuple(self._rows)
+        return self._columns.names
 
     @property
     def seen(self) -> int:
@@ -107,28 +98,10 @@ class Buffer:
 
     def check(self, batch: Mapping[str, Tensor]) -> None:
         """Raise an error if ``batch`` does not fit what is stored; change nothing."""
-        if _fits(batch, self._layout):
-            return
-        for name, column in batch.items():
-            if not isinstance(column, Tensor) or not column.ndim or column.layout != torch.strided:
-                kind = f"{column.layout} tensor" if isinstance(column, Tensor) else type(column).__name__
-                hint = "; give several as a mapping, {name: tensor}" if kind in ("list", "tuple") else ""
-                raise TypeError(f"column {name!r} is a {kind}; it must be a dense tensor, one row per example{hint}")
-        sizes = {name: len(column) for name, column in batch.items()}
-        if len(set(sizes.values())) != 1:
-            raise ValueError(f"columns differ in length: {sizes}")
+        self._columns.check(batch)
         if self.policy == "balanced" and ("y" not in batch or batch["y"].ndim != 1):
             y = f"y has shape {tuple(batch['y'].shape)}" if "y" in batch else f"the columns are {', '.join(batch)}"
             raise ValueError(f"policy 'balanced' needs the column 'y' with one class per example; {y}")
-        if self._rows and set(batch) != set(self._rows):
-            raise ValueError(f"the buffer holds the columns {', '.join(self._rows)}; this batch has {', '.join(batch)}")
-        for name, row in self._rows.items():
-            column = batch[name]
-            if column.shape[1:] != row.shape[1:]:
-                shape, held = tuple(column.shape[1:]), tuple(row.shape[1:])
-                raise ValueError(f"column {name!r} has examples of shape {shape}; the buffer holds shape {held}")
-            if column.dtype != row.dtype:
-                raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {row.dtype}")
 
     def add(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Offer a batch of examples, ``{column: tensor}``.
@@ -136,11 +109,12 @@ class Buffer:
         With "distinct", batches wait to be written a few at a time, and ``remembered`` examples have shares of their
         own.
         """
+        batch = unpadded(batch, self.pad)
         self.check(batch)
         self.offer(batch, remembered=remembered)
 
     def offer(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
-        """Do what ``add`` does after ``check``."""
+        """Do what ``add`` does with an ``unpadded`` batch after ``check``."""
         sampler = self._open(batch)
         if not sampler.waits or remembered:
             self._flush()
@@ -159,13 +133,15 @@ class Buffer:
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Do the part of ``add`` that runs on the device and can be captured; ``check`` and ``advance`` cannot."""
-        placed = self._open(batch).place(batch, remembered)
+        sampler, rows = self._open(batch), self._columns.rows
+        batch = self._columns.fit(batch)
+        placed = sampler.place(batch, remembered)
         if placed is None:
             return
         slots, chosen = placed
         for name, column in batch.items():
-            column = column.detach().to(self._rows[name].device)
-            self._rows[name].index_copy_(0, slots, column if chosen is None else column.index_select(0, chosen))
+            column = column.detach().to(rows[name].device)
+            rows[name].index_copy_(0, slots, column if chosen is None else column.index_select(0, chosen))
 
     def advance(self, size: int) -> None:
         """Count ``size`` more examples as seen."""
@@ -175,6 +151,7 @@ class Buffer:
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
         """Replace everything held and seen by ``batch``, for memories that are rebuilt (herding)."""
+        batch = unpadded(batch, self.pad)
         self.check(batch)
         size = len(next(iter(batch.values())))
         if size > self.capacity:
@@ -185,8 +162,8 @@ class Buffer:
             self.advance(size)
             return
         sampler = self._open(batch)
-        for name, column in batch.items():
-            self._rows[name][:size] = column.detach().to(self._rows[name].device)
+        for name, column in self._columns.fit(batch).items():
+            self._columns.rows[name][:size] = column.detach().to(self.device)
         sampler.restart(size)
 
     def draw(
@@ -206,11 +183,21 @@ class Buffer:
         order = torch.randperm(held, generator=generator or self.generator, device=self.device)[:size]
         if spare_held_out:
             order = order + order // (HELD_OUT - 1) + 1
-        return {name: row.index_select(0, order) for name, row in self._rows.items()}
+        return cut({name: rows.index_select(0, order) for name, rows in self._columns.rows.items()})
 
     def held_out(self) -> dict[str, Tensor]:
         """Return the examples that repairs leave out and are judged by: those in every eighth slot, from the first."""
-        return {name: self[name][::HELD_OUT].clone() for name in self._rows}
+        return cut({name: rows[::HELD_OUT].clone() for name, rows in self._filled().items()})
+
+    def part(self, start: int, stop: int) -> dict[str, Tensor]:
+        """Return the examples from the slot ``start`` up to ``stop``, which is not included."""
+        return cut({name: rows[start:stop] for name, rows in self._filled().items()})
+
+    def subset(self, chosen: Tensor) -> "Buffer":
+        """Return a buffer of these examples, given as a mask, with the same generator."""
+        part = Buffer(int(chosen.sum()), device=self.device, generator=self.generator, pad=self.pad)
+        part.replace({name: rows[chosen] for name, rows in self._filled().items()})
+        return part
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly as without a stop, as tensors and plain data."""
@@ -223,7 +210,7 @@ class Buffer:
             "policy": self.policy,
             "seen": self.seen,
             "period": self._period,
-            "columns": {name: rows[:held].clone() for name, rows in self._rows.items()},
+            "columns": {name: rows[:held].clone() for name, rows in self._columns.rows.items()},
             "staged": [dict(batch) for batch in self._staged],
             **({"keys": torch.empty(0)} if sampler is None else sampler.state_dict()),
             "generator": None if self.generator is None else self.generator.get_state(),
@@ -238,7 +225,7 @@ class Buffer:
         """
         if self.policy not in (state["policy"], "distinct"):
             raise ValueError(f"the state has policy {state['policy']!r}; this buffer has {self.policy!r}")
-        columns = state["columns"]
+        columns = unpadded(state["columns"], self.pad)  # as those of a state without lengths
         self._forget()
         self._period = state.get("period", 0)
         if columns:
@@ -247,8 +234,8 @@ class Buffer:
             if state["policy"] == self.policy:
                 held = sampler.load_state_dict(state)
                 for name, rows in columns.items():
-                    self._rows[name][: len(held)] = rows.to(held.device)[held]
-                self._staged = [dict(batch) for batch in state.get("staged", ())]
+                    self._columns.rows[name][: len(held)] = rows.to(held.device)[held]
+                self._staged = [unpadded(batch, self.pad) for batch in state.get("staged", ())]
             else:
                 self.write(columns)
                 sampler.advance(state["seen"])
@@ -257,15 +244,21 @@ class Buffer:
         elif self.generator is not None:
             self.generator.manual_seed(self.seed)
 
+    def _filled(self) -> dict[str, Tensor]:
+        """Return the rows that hold examples."""
+        held = len(self)  # first, since writing what waits may replace a column
+        return {name: rows[:held] for name, rows in self._columns.rows.items()}
+
     def _forget(self) -> None:
         """Become empty."""
-        self._rows, self._layout, self._sampler, self._staged = {}, {}, None, []
+        self._columns, self._sampler, self._staged = Columns(self.capacity + 1, self.pad), None, []
 
     def _flush(self) -> None:
         """Write the rows that wait."""
         if self._staged:
-            batches, self._staged = self._staged, []
-            self.write({name: torch.cat([batch[name].to(self.device) for batch in batches]) for name in self._rows})
+            staged, self._staged = self._staged, []
+            batches = [{name: column.to(self.device) for name, column in batch.items()} for batch in staged]
+            self.write(concatenated(batches, self.pad))
 
     def _open(self, batch: Mapping[str, Tensor]) -> Sampler:
         """Return the sampler. On the first batch, fix the device, allocate the columns and make the sampler."""
@@ -274,13 +267,13 @@ class Buffer:
         if self.device is None:
             self.device = next(iter(batch.values())).device
         self.generator = self.generator or torch.Generator(self.device).manual_seed(self.seed)
+        self._columns.open(batch, self.device)
         with torch.inference_mode(False):  # its tensors cannot be written to outside of it
-            for name, column in batch.items():
-                self._rows[name] = column.new_zeros((self.capacity + 1, *column.shape[1:]), device=self.device)
-            self._layout = {name: (tuple(rows.shape[1:]), rows.dtype) for name, rows in self._rows.items()}
-            if self.policy == "distinct":
-                self._sampler = Sketch(self._rows, self.generator, self.seed, self._period)
-            else:
-                kind = Balanced if self.policy == "balanced" else Reservoir
-                self._sampler = kind(self._rows, self.generator)
+            self._sampler = _sampler(self.policy, self._columns.rows, self.generator, self.seed, self._period)
         return self._sampler
+
+
+def _sampler(policy: str, rows: Mapping[str, Tensor], generator: torch.Generator, seed: int, period: int) -> Sampler:
+    if policy == "distinct":
+        return Sketch(rows, generator, seed, period)
+    return Balanced(rows, generator) if policy == "balanced" else Reservoir(rows, generator)

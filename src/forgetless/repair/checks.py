@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Inputs, Objective, Targets, check_labels, pack
+from forgetless.repair.ragged import unpadded
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
 
@@ -39,11 +40,13 @@ class Checks:
     def rows(self, x: Inputs, y: Targets, logits: Tensor | None, buffer: Buffer) -> dict[str, Tensor]:
         """Return a batch as columns of ``buffer``, checked before anything is changed."""
         objective, batch, distill = self._objective, self._settings.batch, self._settings.distill
-        rows = pack(x, y, logits, distill)
+        rows = unpadded(pack(x, y, logits, distill), buffer.pad)
         buffer.check(rows)
-        if logits is not None and objective.loss is None and isinstance(y, Tensor):
+        classifies = objective.loss is None and not objective.uses_own_loss(rows)
+        if logits is not None and classifies and isinstance(y, Tensor):
             # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
             check_labels(y, logits, values=y.device.type == "cpu")
+        rows = objective.targets(rows)
         if not self.tried:
             try_out(self._model, objective, rows, names=self._names, batch=batch, distill=distill)
             self.tried = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -13,6 +14,7 @@ from forgetless.compute.distributed import Processes
 from forgetless.repair.settings import Finetune
 
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8  # of Adam (Kingma & Ba 2015)
+PART = 2**26  # parameters that Adam moves at once, so that its intermediate results stay small
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,28 @@ class Averages:
             torch._foreach_zero_(self.first)
             torch._foreach_zero_(self.second)
 
-    def update(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Add gradients, and return the direction in which Adam moves each parameter."""
+    def update(self, gradients: list[Tensor]) -> Iterator[tuple[slice, list[Tensor]]]:
+        """Add gradients, and yield the directions in which Adam moves the parameters, for a part of them at a time."""
         torch._foreach_lerp_(self.first, gradients, 1 - BETA_1)
         torch._foreach_mul_(self.second, BETA_2)
         torch._foreach_addcmul_(self.second, gradients, gradients, 1 - BETA_2)
-        roots = torch._foreach_sqrt(self.second)
-        torch._foreach_add_(roots, EPSILON)
-        return list(torch._foreach_div(self.first, roots))
+        for part in slices([gradient.numel() for gradient in gradients]):
+            roots = torch._foreach_sqrt(self.second[part])
+            torch._foreach_add_(roots, EPSILON)
+            yield part, list(torch._foreach_div(self.first[part], roots))
+
+
+def slices(sizes: Sequence[int], most: int = PART) -> Iterator[slice]:
+    """Yield slices of a list of tensors with these sizes, of at most ``most`` elements where a tensor has no more.
+
+    >>> [(part.start, part.stop) for part in slices([3, 4, 9, 1, 2], most=7)]
+    [(0, 2), (2, 3), (3, 5)]
+    """
+    start = total = 0
+    for index, size in enumerate(sizes):
+        if index > start and total + size > most:
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    if sizes:
+        yield slice(start, len(sizes))

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
+from forgetless.compute.shards import compute_device, is_sharded, reshard, shard, shard_count
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.held_out import evaluating
+from forgetless.repair.gradients import Gradients
+from forgetless.repair.held_out import evaluating, parts
 from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import pass_size
 
 PART = 32  # examples per backward pass
 COVER = 0.9  # the highest scores are those that make up this share of the positive ones
@@ -28,24 +31,30 @@ def displacement_scores(
     parameters that take gradients, such as running statistics, has no score. Parameters that ``before`` does not have
     in this shape, such as those of a head that has grown, are left out.
     """
+    reshard(network)
     parameters = {
         name: value
         for name, value in network.named_parameters()
-        if value.requires_grad and name in before and before[name].shape == value.shape
+        if value.requires_grad and name in before and before[name].shape == shard(value).shape
     }
-    device = next(network.parameters()).device
+    device, sharded = compute_device(network), is_sharded(network)
     totals: dict[str, Tensor] = {}
+    gradients = Gradients(network)
     with torch.inference_mode(False), torch.enable_grad(), evaluating(network):
-        for start in range(0, len(buffer), PART):
-            rows = {name: buffer[name][start : start + PART].to(device) for name in buffer.columns}
+        size = pass_size({name: buffer[name] for name in buffer.columns}, PART)
+        for start, stop, count in parts(network, len(buffer), size, processes):
+            rows = {name: column.to(device) for name, column in buffer.part(start, stop).items()}
+            weight = count / len(buffer)
             with objective.cast(device):
                 value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
-            gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
-            weight = min(PART, len(buffer) - start) / len(buffer)
-            for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+            # The gradients of shards are means over processes, so that a process must weigh its own before.
+            scale = torch.full((), weight, device=device) if sharded else None
+            found = gradients.of(value, list(parameters.values()), scale)
+            for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
                 if gradient is not None:
-                    moved = parameter.detach() - before[name].to(parameter)
-                    totals[name] = totals.get(name, 0.0) + weight * (moved * gradient).sum().double()
+                    now = shard(parameter)
+                    product = ((now - before[name].to(now)) * gradient).sum().double()
+                    totals[name] = totals.get(name, 0.0) + (shard_count(parameter) if sharded else weight) * product
     if processes is not None and processes.count > 1:
         totals = {name: processes.mean(total) for name, total in totals.items()}
     known = {group: [totals[name] for name in names if name in totals] for group, names in groups.items()}

@@ -7,14 +7,20 @@ import torch
 from torch import Tensor
 
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.objective import pack
-from forgetless.repair.sketch import NO_LABEL
+from forgetless.repair.objective import LABELS, Objective, labelled, pack
+from forgetless.repair.ragged import NO_LABEL, concatenated, unpadded
 
-LABELS = ("y", "labels", "label")  # the columns that hold the labels
+PLAIN = Objective()
 EXPECTED = "(x, y), a mapping of columns, a data set of (input, label), or batches of (x, y)"
 
 
-def fill_buffer(examples: Any, device: torch.device | None = None, seed: int = 0) -> Buffer:
+def fill_buffer(
+    examples: Any,
+    device: torch.device | None = None,
+    seed: int = 0,
+    objective: Objective = PLAIN,
+    pad: int = 0,
+) -> Buffer:
     """Return a buffer that holds all examples.
 
         >>> len(fill_buffer((torch.rand(20, 4), torch.arange(20) % 2)))
@@ -29,19 +35,25 @@ def fill_buffer(examples: Any, device: torch.device | None = None, seed: int = 0
             batches of them, such as a ``DataLoader``.
         device: Where the buffer is held. Default: where the examples are.
         seed: The seed of the order and of the buffer.
+        objective: What the repair minimises.
+        pad: The token with which ``input_ids`` are padded.
     """
     if isinstance(examples, Buffer):
         _check({name: examples[name] for name in examples.columns})
         return examples
     columns = _columns(examples)
     _check(columns)
+    columns = objective.targets(unpadded(columns, pad))
     y = columns["y"]
+    order = torch.arange(len(y), device=y.device)
     if _is_class(y):
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
         order = order[y[order].argsort(stable=True)]
-        order = order[y[order] != NO_LABEL]
-        columns = {name: column[order.to(column.device)] for name, column in columns.items()}
-    buffer = Buffer(len(columns["y"]), device=device, seed=seed)
+    order = order[labelled(columns)[order]]
+    if not len(order):
+        raise ValueError(f"examples has no labels that its {len(y)} examples predict: each is a single token")
+    columns = {name: column[order.to(column.device)] for name, column in columns.items()}
+    buffer = Buffer(len(columns["y"]), device=device, seed=seed, pad=pad)
     buffer.add(columns)
     return buffer
 
@@ -62,16 +74,19 @@ def _columns(examples: Any) -> dict[str, Tensor]:
     if not batches:
         raise ValueError(f"examples holds no batch; it must be {EXPECTED}")
     try:
-        return {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+        return concatenated(batches)
     except (RuntimeError, KeyError) as error:
-        raise ValueError(f"the batches of examples differ: {error}; they must have equal shapes (pad text)") from None
+        raise ValueError(f"the batches of examples differ: {error}; they must have equal shapes") from None
 
 
 def _from_mapping(columns: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return columns as a buffer names them: ``y``, and ``x`` or ``x.<name>``."""
     label = next((name for name in LABELS if name in columns), None)
     if label is None:
-        raise ValueError(f"examples has the columns {', '.join(columns)}, but no labels; name theirs y or labels")
+        raise ValueError(
+            f"examples has the columns {', '.join(columns)}, but no labels; name theirs y or labels. Those of a causal "
+            f"language model are its input_ids, with {NO_LABEL} for padding"
+        )
     inputs = {name: torch.as_tensor(column) for name, column in columns.items() if name != label}
     return _from_pair(inputs["x"] if list(inputs) == ["x"] else inputs, columns[label])
 
@@ -97,7 +112,7 @@ def _stacked(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     if not items:
         raise ValueError(f"examples is empty; it must be {EXPECTED}")
     try:
-        columns = {name: torch.cat([item[name] for item in items]) for name in items[0]}
+        columns = concatenated(items)
     except (RuntimeError, KeyError) as error:
         raise ValueError(
             f"examples returns items that cannot be stacked: {error}; they must have equal shapes"
@@ -118,7 +133,7 @@ def _check(columns: Mapping[str, Tensor]) -> None:
         return
     if not bool((labelled := y != NO_LABEL).any()):
         raise ValueError(
-            f"examples has no labels: all {len(y)} are {NO_LABEL}; a repair needs the class of each example"
+            f"examples has no labels: all {len(y)} are {NO_LABEL}; a repair needs the label of each example"
         )
     if _is_class(y) and len(classes := y[labelled].unique().tolist()) == 1:
         raise ValueError(

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.modules import unwrap
+from forgetless.compute.shards import compute_device
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
-from forgetless.repair.held_out import BATCH, evaluating, measure, measure_parts
+from forgetless.repair.held_out import BATCH, evaluating, measure, measure_parts, parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
 from forgetless.repair.restoring import Restorer, untouched_randomness
@@ -57,14 +58,14 @@ def repair_fully(
     moving = {group: [name for name in members if name not in still] for group, members in names.items()}
     by_group = {group: members for group, members in moving.items() if members}
     with untouched_randomness(generator):
-        correct = correct_by_class(network, buffer, objective)
+        correct = correct_by_class(network, buffer, objective, processes)
         scores: dict[str, float | None] = {}
         if before is not None:
             scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
         work = _Work(model, buffer, objective, (limit, total), tuner, generator, processes)
         best = work.repair(by_group, few)
-        correct_after = correct_by_class(network, buffer, objective)
+        correct_after = correct_by_class(network, buffer, objective, processes)
     return Report(
         loss_before=best.outcome.before.loss,
         loss_after=best.outcome.after.loss,
@@ -82,6 +83,8 @@ def repair_fully(
         steps=len(best.outcome.losses),
         tried=work.steps,
         seconds=time.monotonic() - started,
+        perplexity_before=best.outcome.before.perplexity,
+        perplexity_after=best.outcome.after.perplexity,
     )
 
 
@@ -125,13 +128,13 @@ class _Work:
     def repair(self, groups: Mapping[str, Collection[str]], few: tuple[str, ...]) -> _Repaired:
         """Repair all groups, then only ``few`` from the same start, and keep the latter if it is as good."""
         names = [name for members in groups.values() for name in members]
-        start = Restorer(self._network, names)
+        start = Restorer(self._network, names, host=True)
         try:
             every = self._tune(groups, tuple(groups), self._limit)
             left = self._total - self.steps
             if not 0 < len(few) < len(groups) or left < self.steps / 2:
                 return every
-            end = Restorer(self._network, names)
+            end = Restorer(self._network, names, host=True)
             start.restore()
             fewer = self._tune(groups, few, min(left, self._limit))
             if fewer.gain >= ENOUGH * every.gain:
@@ -155,26 +158,30 @@ def _report_groups(
     network: nn.Module, selection: Selection, scores: Mapping[str, float | None], repaired: Collection[str]
 ) -> tuple[RepairedGroup, ...]:
     """Return the groups of the report; frozen ones have no parameters there."""
-    counts = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    parameters = dict(network.named_parameters())
+    counts = {name: parameter.numel() for name, parameter in parameters.items() if parameter.requires_grad}
     sizes = {group: sum(counts.get(name, 0) for name in names) for group, names in selection.grouping.items()}
-    total = sum(counts.values())
+    total = sum(parameter.numel() for parameter in parameters.values())
     return tuple(
         RepairedGroup(group, scores.get(group), size, size / total, group in repaired) for group, size in sizes.items()
     )
 
 
 @torch.no_grad()
-def correct_by_class(network: nn.Module, buffer: Buffer, objective: Objective) -> dict[int, list[float]]:
+def correct_by_class(
+    network: nn.Module, buffer: Buffer, objective: Objective, processes: Processes | None = None
+) -> dict[int, list[float]]:
     """Return 1.0 or 0.0 for each held-out example of each class: whether it is predicted; empty without classes."""
     rows = buffer.held_out()
     if objective.loss is not None or "y" not in rows or rows["y"].ndim != 1 or rows["y"].is_floating_point():
         return {}
-    device = next(network.parameters()).device
+    device = compute_device(network)
     correct: dict[int, list[float]] = {}
     with evaluating(network):
-        for start in range(0, len(rows["y"]), BATCH):
-            part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
+        for start, stop, count in parts(network, len(rows["y"]), BATCH, processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
             logits = objective.output(network, objective.plain_inputs(part), part)
-            for label, hit in zip(part["y"].tolist(), (logits.argmax(1) == part["y"]).float().tolist(), strict=True):
+            hits = (logits.argmax(1) == part["y"]).float().tolist()[:count]
+            for label, hit in zip(part["y"].tolist(), hits, strict=False):
                 correct.setdefault(label, []).append(hit)
     return dict(sorted(correct.items()))

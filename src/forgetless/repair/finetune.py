@@ -22,11 +22,23 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device, is_sharded, shard
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Averages, Descent
-from forgetless.repair.freezing import only, unfrozen
-from forgetless.repair.objective import NO_GRADIENT, Augment, Forward, Loss, Objective, call, class_labels, with_labels
+from forgetless.repair.freezing import finetuning_modes, unfrozen
+from forgetless.repair.gradients import NO_GRADIENT, Gradients
+from forgetless.repair.objective import (
+    Augment,
+    Forward,
+    Loss,
+    Objective,
+    call,
+    class_labels,
+    shifts_labels,
+    with_labels,
+)
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
 
@@ -68,8 +80,7 @@ def finetune(
 
     The user's gradients, optimizer, ``requires_grad`` flags, train/eval modes and random states stay as they are. A
     parameter with ``requires_grad=False`` stays frozen. If the loss or a weight becomes infinite or NaN, the network is
-    restored and ``NonFiniteError`` names the step. The GPU-to-CPU sync is once, at the end. Reentrant activation
-    checkpointing is not supported by ``torch.autograd.grad``.
+    restored and ``NonFiniteError`` names the step. The GPU-to-CPU sync is once, at the end.
 
         >>> model, buffer = nn.Linear(4, 2), Buffer(8)
         >>> buffer.add({"x": torch.rand(8, 4), "y": torch.tensor([0, 1] * 4)})
@@ -84,7 +95,7 @@ def finetune(
         steps: The number of steps.
         lr: The learning rate, annealed to 0 by a cosine.
         distill: λ of the term λ · MSE(stored logits, logits).
-        batch: The number of examples drawn per step.
+        batch: The number of examples drawn per step; fewer if these had more than 16,384 tokens.
         augment: Applied to the inputs drawn from the buffer.
         loss: ``(output, y) -> loss``, replaces cross-entropy; "model": the model's own loss.
         forward: ``(model, x) -> output``; with ``loss="model"``, ``(model, x, y) -> output``.
@@ -98,7 +109,7 @@ def finetune(
     """
     names = [names] if isinstance(names, str) else list(names)
     descent = Descent.cosine(Finetune(steps=steps, lr=lr, distill=distill, batch=batch))
-    objective = Objective(augment, loss, forward, autocast)
+    objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
     generator = generator or buffer.generator
     if generator is None:
         raise ValueError("the buffer is empty: add examples first")
@@ -131,13 +142,16 @@ class Finetuning:
         _check_buffer(buffer, descent.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
         self._descent, self._objective, self._generator = descent, objective, generator
-        self._engine, self._processes = engine, processes
+        self._sharded = is_sharded(self._network)
+        self._engine, self._processes = engine, processes or (Processes() if self._sharded else None)
         self.names = unfrozen(self._network, names)
         self.steps = self.left = descent.steps
         self._rates = descent.multipliers
         self._averages: Averages | None = None
-        self._device = next(self._network.parameters()).device
-        self._saved = Restorer(self._network, self.names)
+        self._gradients: Gradients  # of the present ``advance``
+        self._batch = pass_size({name: buffer[name] for name in buffer.columns}, descent.batch)
+        self._device = compute_device(self._network)
+        self._saved = Restorer(self._network, self.names, host=engine is None)  # an engine must not wait for copies
         with torch.inference_mode(False):
             self._losses = torch.zeros(self.steps, device=self._device)
         self._key = ("finetune", self.names, len(buffer), replace(descent, rates=()), self.steps)
@@ -153,9 +167,10 @@ class Finetuning:
             torch.inference_mode(False),
             torch.enable_grad(),
             uncompiled(),
-            only(self._model, self.names) as parameters,
-            nullcontext() if self._engine is None else self._engine.frozen_cast_once(self._network),
+            finetuning_modes(self._model, self.names) as parameters,
+            nullcontext() if self._engine is None else self._engine.others_cast_once(self._network, self.names),
         ):
+            self._gradients = Gradients(self._network)
             try:
                 for _ in range(min(count, self.left)):
                     if self._engine is None or self._schedule is None:
@@ -171,6 +186,7 @@ class Finetuning:
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
+        self._averages = None  # frees their memory before the network is measured
         try:
             losses = self.losses()
             self._average_statistics()
@@ -193,7 +209,7 @@ class Finetuning:
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
         tensors = all_tensors(self._network)
-        return {name: tensors[name].detach() - self._saved.moving[name] for name in self.names}
+        return {name: tensors[name].detach() - self._saved.moving[name].to(tensors[name].device) for name in self.names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, besides the network, the buffer and the random states."""
@@ -218,15 +234,18 @@ class Finetuning:
     def _step(self, parameters: list[nn.Parameter]) -> None:
         torch.clear_autocast_cache()  # inside a user's autocast it would hold the weights of the first step
         step = self.steps - self.left
-        drawn = self._buffer.draw(self._descent.batch, self._generator, spare_held_out=self._descent.spare)
+        drawn = self._buffer.draw(self._batch, self._generator, spare_held_out=self._descent.spare)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
+        targets = [shard(parameter) for parameter in parameters] if self._sharded else parameters
         if self._processes is not None and self._processes.count > 1:
             examples = self._objective.examples(rows, self._descent.distill)
-            value, *gradients = self._processes.mean_over_examples([value, *_dense(parameters, gradients)], examples)
+            exchanged = [] if self._sharded else _dense(parameters, gradients)  # backward() exchanges those of shards
+            value, *means = self._processes.mean_over_examples([value, *exchanged], examples)
+            gradients = means or gradients
         if self._descent.optimizer == "adam":
-            gradients = _dense(parameters, gradients)  # its averages are of the same parameters in every step
-        pairs = [(p, g) for p, g in zip(parameters, gradients, strict=bool(gradients)) if g is not None]
+            gradients = _dense(targets, gradients)  # its averages are of the same parameters in every step
+        pairs = [(p, g) for p, g in zip(targets, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if pairs:
                 self._descend([p for p, _ in pairs], [g for _, g in pairs], step)
@@ -247,12 +266,12 @@ class Finetuning:
             self._averages = Averages(parameters)
             if self._schedule is not None:
                 self._schedule.averages = self._averages  # the captured step updates these tensors
-        directions = self._averages.update(gradients)
-        if self._schedule is None:
-            torch._foreach_add_(parameters, directions, alpha=-self._rates[step])
-        else:
-            torch._foreach_mul_(directions, self._schedule.rate())
-            torch._foreach_add_(parameters, directions, alpha=-1)
+        for part, directions in self._averages.update(gradients):
+            if self._schedule is None:
+                torch._foreach_add_(parameters[part], directions, alpha=-self._rates[step])
+            else:
+                torch._foreach_mul_(directions, self._schedule.rate())
+                torch._foreach_add_(parameters[part], directions, alpha=-1)
 
     def _differentiate(
         self, step: int, rows: Mapping[str, Tensor], parameters: list[nn.Parameter]
@@ -263,7 +282,7 @@ class Finetuning:
         with objective.cast(self._device):
             inputs = objective.inputs(rows)
             if step and engine is not None and backpropagates(self._network, engine):
-                value, _, gradients = self._network.backpropagate(inputs, class_labels(rows["y"]))
+                value, _, gradients = self._network.backpropagate(inputs, class_labels(rows["y"]), parameters)
                 return value, gradients
             try:
                 output = objective.output(self._model, inputs, rows)
@@ -276,19 +295,26 @@ class Finetuning:
                 ) from error
             if step == 0 and (self._schedule is None or not self._schedule.checked):
                 held = {name: self._buffer[name] for name in self._buffer.columns}
-                objective.check(held, output, len(next(iter(rows.values()))), distill)
+                objective.check(held, output, rows, distill)
             value = objective.value(output, rows, distill)
         if not parameters:
             return value, ()
-        if not value.requires_grad:
-            raise ValueError(NO_GRADIENT)
         scaled = self._schedule is not None and self._descent.optimizer == "sgd"
         rate = self._schedule.rate() if self._schedule is not None and scaled else None
-        return value, torch.autograd.grad(value, parameters, rate, allow_unused=True)
+        if self._sharded and self._processes is not None:
+            rate = self._processes.weight(objective.examples(rows, distill), self._device)
+        found = self._gradients.of(value, parameters, rate)
+        if all(gradient is None for gradient in found):
+            raise ValueError(NO_GRADIENT)
+        return value, found
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, with the reason if one shows."""
-        if not (bad := _first_infinite(losses, {name: all_tensors(self._network)[name] for name in self.names})):
+        tensors = all_tensors(self._network)
+        bad = _first_infinite(losses, {name: tensors[name] for name in self.names})
+        if self._sharded and self._processes is not None:  # maybe only the shard of another process is not finite
+            bad = next(filter(None, self._processes.gather(bad)), "")
+        if not bad:
             return
         before = all_tensors(self._network) | self._saved.still | self._saved.moving
         if held := [name for name, tensor in before.items() if bool(tensor.isnan().any())]:

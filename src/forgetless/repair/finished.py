@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.modules import unwrap
+from forgetless.compute.modules import padding_token, unwrap
+from forgetless.compute.shards import is_sharded
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
-from forgetless.repair.objective import Augment, Forward, Loss, Objective, call
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
 from forgetless.repair.report import Report
 from forgetless.repair.selection import Selection
 from forgetless.repair.sensitivity import changes
@@ -71,10 +72,12 @@ def repair(
         What the repair did; it prints as a table.
     """
     network = unwrap(model)
-    objective = Objective(augment, loss, forward, autocast)
+    if is_sharded(network):
+        raise ValueError("the network is split by fully_shard; repair the whole network, in one process")
+    objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
     listed = groups if isinstance(groups, str) else tuple(groups)
     selection = Selection(network, Finetune.within(groups=listed), grouping, head)
-    buffer = fill_buffer(examples, next(network.parameters()).device, seed)
+    buffer = fill_buffer(examples, next(network.parameters()).device, seed, objective, padding_token(network))
     if len(buffer) < LEAST:
         raise ValueError(f"examples has {len(buffer)} labelled examples; a repair needs at least {LEAST}")
     earlier = None if before is None else earlier_weights(network, before)

@@ -15,7 +15,7 @@ from forgetless.repair.groups import float_tensors, groups, statistics
 
 @contextmanager
 def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter]]:
-    """Let exactly the named tensors of a network move inside a ``with`` block.
+    """Let exactly the named tensors of a network move inside a ``with`` block, for a training loop of your own.
 
     Inside, exactly the parameters in ``names`` take gradients and exactly the statistics in ``names`` are updated. The
     network runs in training mode, so dropout is active. If it is in training mode already, its parts keep their modes;
@@ -34,11 +34,24 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
     Returns:
         A context manager that yields the parameters in ``names``.
     """
+    parameters = dict(unwrap(model).named_parameters())
+    flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    with finetuning_modes(model, names) as chosen:
+        try:
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(name in names)
+            yield chosen
+        finally:
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(flags[name])
+
+
+@contextmanager
+def finetuning_modes(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter]]:
+    """Do the part of ``only`` that concerns modes, and leave the ``requires_grad`` flags alone."""
     network = unwrap(model)
     chosen = set(names)
     check_names(network, chosen)
-    parameters = dict(network.named_parameters())
-    flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
     modes = [(module, module.training) for module in model.modules()]
     try:
         if not network.training:
@@ -46,14 +59,10 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
             for module in network.modules():
                 if is_frozen(module):
                     module.eval()
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in chosen)
         for layer, own in statistics(network).items():
             layer.training = own <= chosen
-        yield [parameter for name, parameter in parameters.items() if name in chosen]
+        yield [parameter for name, parameter in network.named_parameters() if name in chosen]
     finally:
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(flags[name])
         for module, mode in modes:
             module.training = mode
 

@@ -9,6 +9,14 @@ The three networks of the paper have tables. Any other ``nn.Module`` gets groups
     head          the last linear layer (or convolution)
     buffers       float buffers that belong to no normalisation layer
 
+A causal language model (a network that can ``generate``) has these, with its layers in three parts by depth:
+
+    embedding         of tokens and positions
+    attention.0-9 …   the attention of the layers 0 to 9
+    mlp.0-9 …         everything else in these layers
+    norm.affine       as above
+    head              the output layer, and the embedding if the two are tied
+
 Every tensor is in exactly one group; a tied weight is there once, under the first of its names. Names are those of
 ``named_parameters()`` and ``named_buffers()`` of the network itself, without the prefix of ``torch.compile`` or
 ``DistributedDataParallel``. A layer with adapters around it (peft) is one layer, adapters included.
@@ -26,18 +34,20 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
-from forgetless.compute.modules import joined, unwrap
+from forgetless.compute.modules import generates, joined, unwrap
+from forgetless.compute.shards import check_parameters, reshard
 from forgetless.networks import MLP, VGG11, ResNet
 
 Groups = dict[str, tuple[str, ...]]
 Chain = tuple[nn.Module, ...]  # nested modules, from the network inward
 
-_SHARDED = ", so each process has only a part of the weights; use DistributedDataParallel, which leaves them whole"
 _PAPER = re.compile(r"(conv1|bn1|block\d|fc\d*)\.")  # the modules of the paper's networks
 HEAD_NAMES = (
     "head", "heads", "fc", "classifier", "lm_head", "score", "out", "output", "output_layer", "logits", "final",
 )  # fmt: skip
 AMBIGUOUS = ("fc", "out", "output", "final")  # names that layers in the middle have too
+ATTENTION = ("attn", "attention")  # in the name of a module of a language model, or of its class
+DEPTHS = 3  # parts into which the layers of a language model are divided
 LAST = ("bn.affine", "bn.stats", "norm.affine", "norm.stats", "fc", "head", "buffers")  # after the body
 
 
@@ -72,18 +82,16 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
 def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and every dense float buffer by name, tied ones once.
 
-    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input.
+    Buffers with ``persistent=False`` are left out: they are caches whose shape may follow the input. Parameters that
+    ``fully_shard`` splits are sharded tensors.
     """
+    check_parameters(network)
+    reshard(network)
     tensors: dict[str, Tensor] = dict(network.named_parameters())
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
-        if hasattr(tensor, "device_mesh"):  # DTensor
-            raise ValueError(f"parameter {name} is sharded{_SHARDED}")
     modules = list(network.named_modules())
-    for path, module in modules:
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise ValueError(f"{path or 'the network'} is a FullyShardedDataParallel{_SHARDED}")
     caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
     for name, buffer in network.named_buffers():
         if name not in caches and buffer.layout == torch.strided and buffer.is_floating_point():
@@ -134,11 +142,47 @@ def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None
             "groups, grouping={group: names}"
         )
     owner |= {name: "head" for name, tensor in tensors.items() if id(tensor) in of_head}
+    if generates(network) and (layers := _attending_layers(network)):
+        return _of_language_model(tensors, layers, owner)
     units = list(_units(network, [name for name in tensors if name not in owner]))
     first_block = _first_block([module for module, _ in units])
     for i, (_, names) in enumerate(units):
         owner |= dict.fromkeys(names, "stem" if i < first_block else f"block{i - first_block + 1}")
     return owner
+
+
+def _attending_layers(network: nn.Module) -> dict[str, set[str]]:
+    """Return the paths of the layers of a language model, in order, with those of the attention in each."""
+    layers: dict[str, set[str]] = {}
+    for path, module in network.named_modules():
+        if isinstance(module, nn.ModuleList) and not layers:
+            for name, layer in module.named_children():
+                inner = layer.named_modules(prefix=joined(path, name))
+                layers[joined(path, name)] = {part for part, child in inner if part and _attends(part, child)}
+            layers = layers if any(layers.values()) else {}
+    return layers
+
+
+def _attends(path: str, module: nn.Module) -> bool:
+    names = (path.rpartition(".")[2].lower(), type(module).__name__.lower())
+    return not is_norm(module) and any(word in name for name in names for word in ATTENTION)
+
+
+def _of_language_model(
+    tensors: Iterable[str], layers: Mapping[str, set[str]], owner: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the group of each tensor of a language model; ``owner`` has those of norms, buffers and the head."""
+    count, parts = len(layers), min(DEPTHS, len(layers))
+    spans: dict[int, list[int]] = {}
+    for index in range(count):
+        spans.setdefault(index * parts // count, []).append(index)
+    depth = {i: f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{i}" for span in spans.values() for i in span}
+    parts_of = dict.fromkeys(tensors, "embedding")
+    for index, (layer, attention) in enumerate(layers.items()):
+        for name in [name for name in parts_of if name.startswith(f"{layer}.")]:
+            attends = any(name.startswith(f"{path}.") for path in attention)
+            parts_of[name] = f"{'attention' if attends else 'mlp'}.{depth[index]}"
+    return {**parts_of, **owner}
 
 
 def _head(network: nn.Module) -> nn.Module | None:

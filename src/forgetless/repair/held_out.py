@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
+from forgetless.compute.shards import compute_device, is_sharded, reshard
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass
@@ -29,10 +31,17 @@ class Score:
     loss: float
     accuracy: float | None  # None where the labels are not classes
     examples: int
+    tokens: bool = False  # whether the loss is the mean over tokens of a language model's cross-entropy
+
+    @property
+    def perplexity(self) -> float | None:
+        """The exponential of the loss of a language model; None for other networks."""
+        return float(torch.tensor(self.loss, dtype=torch.float64).exp()) if self.tokens else None
 
     def __str__(self) -> str:
         accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
-        return f"loss {self.loss:.3f}{accuracy}"
+        perplexity = f", perplexity {self.perplexity:.4g}" if self.tokens else ""
+        return f"loss {self.loss:.3f}{accuracy}{perplexity}"
 
 
 @contextmanager
@@ -61,6 +70,7 @@ def in_evaluation_mode(network: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.clear_autocast_cache()
+        reshard(network)
         for module, mode in modes:
             module.training = mode
 
@@ -75,7 +85,7 @@ def measure(
 ) -> Score:
     """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
     model = without_reducer(model)
-    device = next(model.parameters()).device
+    device = compute_device(model)
     held = len(buffer)
     if engine is not None and engine.cuda and held == buffer.capacity:
         key = ("held out", held)
@@ -83,12 +93,13 @@ def measure(
         engine.call(key, lambda: sums.copy_(_sums(model, buffer, objective, device)))
     else:  # rows are still being added, so a captured graph would soon be of no use
         with evaluating(model):
-            sums = _sums(model, buffer, objective, device)
+            sums = _sums(model, buffer, objective, device, processes)
     if processes is not None and processes.count > 1:
         sums = processes.mean(sums)
     loss, labels, hits, examples = sums.tolist()
     accuracy = hits / labels if hits >= 0 and labels else None
-    return Score(loss / labels if labels else math.nan, accuracy, round(examples))
+    tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
+    return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
 
 
 @torch.no_grad()
@@ -97,15 +108,15 @@ def measure_parts(
 ) -> list[float]:
     """Return the loss on each held-out example, or on ``PARTS`` parts if there are more, in evaluation mode."""
     model = without_reducer(model)
-    device = next(model.parameters()).device
+    device = compute_device(model)
     rows = buffer.held_out()
-    size = -(-len(next(iter(rows.values()))) // PARTS)
-    parts = zip(*(column.split(size) for column in rows.values()), strict=True)
+    held = len(next(iter(rows.values())))
     losses = []
     with evaluating(model), objective.cast(device):
-        for columns in parts:
-            part = {name: column.to(device) for name, column in zip(rows, columns, strict=True)}
-            losses.append(objective.value(objective.output(model, objective.plain_inputs(part), part), part, 0.0))
+        for start, stop, count in parts(model, held, -(-held // PARTS), processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
+            value = objective.value(objective.output(model, objective.plain_inputs(part), part), part, 0.0)
+            losses += [value] if count else []
     values: list[float] = torch.stack(losses).tolist()
     return values if processes is None else [value for part in processes.gather(values) for value in part]
 
@@ -125,20 +136,36 @@ def fell(before: Sequence[float], after: Sequence[float]) -> bool:
     return mean(falls) > 2 * math.sqrt(freedom / (freedom - 2)) * stdev(falls) / math.sqrt(len(falls))
 
 
-def _sums(model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device) -> Tensor:
+def _sums(
+    model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device, processes: Processes | None = None
+) -> Tensor:
     """Return the sum of the losses, the number of labels, of hits (negative: no classes) and of examples."""
     rows = buffer.held_out()
-    count = len(next(iter(rows.values())))
     sums = torch.zeros(4, device=device)
     with in_evaluation_mode(model), objective.cast(device):
-        for start in range(0, count, BATCH):
-            part = {name: column[start : start + BATCH].to(device) for name, column in rows.items()}
+        for start, stop, count in parts(model, len(next(iter(rows.values()))), pass_size(rows, BATCH), processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
             output = objective.output(model, objective.plain_inputs(part), part)
             value = objective.value(output, part, 0.0).float()
             hits, labels = objective.hits(output, part) or (-1, objective.examples(part, 0.0))
-            numbers = [_number(n, device) for n in (labels, hits, min(BATCH, count - start))]
-            sums += torch.stack([value * numbers[0], *numbers])
+            if count:
+                numbers = [_number(n, device) for n in (labels, hits, count)]
+                sums += torch.stack([value * numbers[0], *numbers])
     return sums
+
+
+def parts(model: nn.Module, examples: int, size: int, processes: Processes | None) -> Iterator[tuple[int, int, int]]:
+    """Yield where each batch of at most ``size`` examples begins and ends, and how many of them count.
+
+    The processes of a sharded network must call it equally often. One with fewer examples calls it with its first
+    example, which does not count.
+    """
+    calls = -(-examples // size)
+    if processes is not None and is_sharded(model):
+        calls = max(processes.gather(calls))
+    for start in range(0, calls * size, size):
+        stop = min(start + size, examples)
+        yield (start, stop, stop - start) if start < examples else (0, 1, 0)
 
 
 def _number(value: int | Tensor, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """What a finetuning minimises, CE(y, f(x)) + λ · MSE(z, f(x)), and how examples become columns of a buffer.
 
 z are the logits stored with x. λ is ``distill``: 0 for FPF and k-FPF-CE, above 0 for k-FPF-KD. ``loss`` replaces the
-cross-entropy; ``loss="model"`` is the model's own loss.
+cross-entropy; ``loss="model"`` is the model's own loss, which is the default for a causal language model.
 """
 
 import inspect
@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.compute.modules import unwrap
+from forgetless.compute.modules import generates, unwrap
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.sketch import NO_LABEL
+from forgetless.repair.ragged import NO_LABEL
 
 Inputs = Tensor | Mapping[str, Tensor]
 Targets = Tensor | Mapping[str, Tensor]
@@ -24,23 +24,38 @@ Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
 
+LABELS = ("labels", "label", "y")  # the entries of a batch that hold its labels
+# What flash attention gets besides position_ids, from which it follows: where packed sequences begin.
+VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
-NO_GRADIENT = (
-    "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under torch.no_grad(), "
-    "or the network does not use them"
-)
 
 
 def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0.0) -> dict[str, Tensor]:
     """Return a batch as columns of a buffer: ``x``, ``y`` (mappings: ``x.<key>``, ``y.<key>``), perhaps ``logits``."""
     if not isinstance(logits, Tensor | None):
         raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, such as output.logits")
+    if isinstance(x, Mapping) and "position_ids" in x:
+        x = {name: value for name, value in x.items() if name not in VARLEN}
     columns = {**_columns("x", x), **_columns("y", y)}
     if not distill:
         return columns
     if logits is None:
         raise ValueError(f"distill is {distill}, which needs logits: call observe(x, y, logits)")
     return {**columns, "logits": logits}
+
+
+def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
+    """Return the inputs and labels of a batch whose labels may be among the inputs, as in Hugging Face's batches."""
+    if y is not None:
+        return x, y
+    label = next((name for name in LABELS if name in x), None) if isinstance(x, Mapping) else None
+    if label is None:
+        what = f"the entries {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"type {type(x).__name__}"
+        raise ValueError(
+            f"the batch has no labels: y is missing, and x has {what}. Pass y, or a mapping with labels; "
+            "DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them for a language model"
+        )
+    return {name: value for name, value in x.items() if name != label}, x[label]
 
 
 def unpack(rows: Mapping[str, Tensor], name: str = "x") -> Any:
@@ -84,6 +99,12 @@ def class_axis(y: Tensor, logits: Tensor) -> int:
     return logits.ndim - 1 if last and (not first or logits.ndim == 3) else 1
 
 
+def shifts_labels(model: nn.Module) -> bool:
+    """Return whether a network is a causal language model that shifts the labels in its own loss."""
+    parameters = inspect.signature(unwrap(model).forward).parameters.values()
+    return generates(model) and any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
 def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
     """Raise ``ValueError`` unless ``y`` fits ``logits``; only by shape without ``values``, which needs no sync."""
     shape, probabilities = tuple(logits.shape), y.is_floating_point()
@@ -96,10 +117,15 @@ def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
         raise ValueError(
             f"y has shape {tuple(y.shape)}; for logits of shape {shape} {what} must have {expected}{OTHER_LOSS}"
         )
-    if not values or not y.numel():
+    if values:
+        check_values(y, shape[axis])
+
+
+def check_values(y: Tensor, classes: int) -> None:
+    """Raise ``ValueError`` unless ``y`` holds labels or probabilities of this many classes. Synchronises."""
+    if not y.numel():
         return
-    classes = shape[axis]
-    if probabilities:
+    if y.is_floating_point():
         valid = (y >= 0).all(1) & ((y.float().sum(1) - 1).abs() < 0.02)
         if classes < 2 or not bool((valid | y.isnan().all(1)).all()):
             raise ValueError(
@@ -136,9 +162,7 @@ def with_labels(buffer: Buffer) -> Buffer:
         return buffer
     if not bool(kept.any()):
         raise ValueError(f"no example in the buffer has a label: every y is {NO_LABEL} or NaN")
-    part = Buffer(int(kept.sum()), device=buffer.device, generator=buffer.generator)
-    part.replace({name: column[kept] for name, column in columns.items()})
-    return part
+    return buffer.subset(kept)
 
 
 @dataclass(frozen=True)
@@ -150,6 +174,7 @@ class Objective:
     forward: Forward = call
     autocast: torch.dtype | None = None  # the dtype of the forward pass
     prepare: Augment | None = None  # applied to held-out inputs; default: ``augment``
+    shifts: bool = False  # the network is a causal language model that shifts the labels in its own loss
 
     def __post_init__(self) -> None:
         if self.autocast == torch.float16:
@@ -160,6 +185,24 @@ class Objective:
     def cast(self, device: torch.device) -> AbstractContextManager[Any]:
         """Return the context of a forward pass and its loss."""
         return nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
+
+    def uses_own_loss(self, rows: Mapping[str, Tensor]) -> bool:
+        """Return whether the loss is the model's own: as asked for, or since ``rows`` have labels for its tokens."""
+        if self.loss is not None or not self.shifts or self.forward is not call or "x" in rows:
+            return self.loss == "model"
+        return _are_tokens(rows)
+
+    def counts_tokens(self, rows: Mapping[str, Tensor]) -> bool:
+        """Return whether the loss is the mean over tokens of the model's own cross-entropy: log perplexity."""
+        return self.uses_own_loss(rows) and _are_tokens(rows)
+
+    def targets(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return ``unpadded`` rows without the label of each first token, which a causal language model ignores."""
+        if not (self.shifts and self.counts_tokens(rows)):
+            return rows
+        y = rows["y"].clone()
+        y[:, :1] = NO_LABEL
+        return rows | {"y": y}
 
     def inputs(self, rows: Mapping[str, Tensor]) -> Any:
         """Return the augmented inputs of a batch."""
@@ -173,37 +216,44 @@ class Objective:
     def output(self, model: nn.Module, inputs: Any, rows: Mapping[str, Tensor]) -> Any:
         """Return what ``value``, ``hits`` and ``check`` expect: the output of the network for these inputs.
 
-        For one target it is the logits where the output names them, for several the whole output. With ``loss="model"``
-        the network also gets the labels: ``model(**x, labels=y)``, ``model(x, y)`` or ``forward(model, x, y)``.
+        For one target it is the logits where the output names them, for several the whole output. For the model's own
+        loss the network also gets the labels: ``model(**x, labels=y)``, ``model(x, y)`` or ``forward(model, x, y)``.
         """
         y = unpack(rows, "y")
         if self.forward is not call:
             return self.forward(model, inputs, y) if self.loss == "model" else self.forward(model, inputs)
-        if self.loss == "model":
+        if self.uses_own_loss(rows):
             return model(**inputs, labels=y) if isinstance(inputs, Mapping) else model(inputs, y)
         return _raw(model, inputs) if isinstance(y, Mapping) else call(model, inputs)
 
     def value(self, output: Any, rows: Mapping[str, Tensor], distill: float) -> Tensor:
         """Return the loss of a batch, given the network's output for it."""
         value: Any
-        if self.loss is None:
+        own = self.uses_own_loss(rows)
+        if self.loss is None and not own:
             heads = self._heads(output, rows)
             several = isinstance(unpack(rows, "y"), Mapping)
             value = torch.stack([_of_labelled(*head) for head in heads]).sum() if several else _cross_entropy(*heads[0])
         else:
-            value = _entry(output, "loss") if self.loss == "model" else self.loss(output, unpack(rows, "y"))
+            value = self.loss(output, unpack(rows, "y")) if callable(self.loss) else _entry(output, "loss")
             if not isinstance(value, Tensor) or value.ndim:
                 kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                what = "the model's output has no loss, it is" if self.loss == "model" else "loss returned"
+                what = "the model's output has no loss, it is" if own else "loss returned"
                 raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
         if distill:
             value = value + distill * F.mse_loss(_entry(output, "logits").float(), rows["logits"].float())
         return value  # type: ignore[no-any-return]
 
+    def is_cross_entropy(self, output: Any, rows: Mapping[str, Tensor], value: Tensor) -> bool:
+        """Return whether the user's loss had the value of the cross-entropy between output and labels as they are."""
+        if not callable(self.loss) or not isinstance(output, Tensor) or not _are_tokens(rows):
+            return False
+        return torch.allclose(value.float(), _cross_entropy(output.float(), rows["y"]), rtol=1e-3)
+
     @torch.no_grad()
     def hits(self, output: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the number of correct predictions and of labels; None if the targets are not class labels."""
-        if self.loss is not None:
+        if self.loss is not None or self.uses_own_loss(rows):
             return None
         heads = self._heads(output, rows)
         if any(y.is_floating_point() for _, y in heads):
@@ -215,26 +265,30 @@ class Objective:
     def examples(self, rows: Mapping[str, Tensor], distill: float) -> int | Tensor:
         """Return the number of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
         y = unpack(rows, "y")
-        if self.loss is None and not distill and isinstance(y, Tensor) and not y.is_floating_point():
+        counts = self.loss is None or self.counts_tokens(rows)
+        if counts and not distill and isinstance(y, Tensor) and not y.is_floating_point():
             return (class_labels(y) != NO_LABEL).sum()
         return _length(rows)
 
-    def check(self, rows: Mapping[str, Tensor], output: Any, drawn: int, distill: float) -> None:
-        """Raise an error if the stored labels and logits do not fit the output for ``drawn`` of the examples."""
+    def check(self, rows: Mapping[str, Tensor], output: Any, drawn: Mapping[str, Tensor], distill: float) -> None:
+        """Raise an error if the stored labels and logits do not fit the output for the examples ``drawn`` of them."""
         tensors = []
-        if self.loss is None:
-            for logits, y in self._heads(output, rows):
-                check_labels(y, logits)
+        if self.loss is None and not self.uses_own_loss(rows):
+            stored_labels = [y for _, y in self._heads(output, rows)]
+            for (logits, y), stored_y in zip(self._heads(output, drawn), stored_labels, strict=True):
+                check_labels(y, logits, values=False)
+                check_values(stored_y, logits.shape[1 if y.is_floating_point() else class_axis(y, logits)])
                 tensors.append(logits)
         if distill:
             logits = _entry(output, "logits")
             if not isinstance(logits, Tensor):
                 raise TypeError(f"the output is a {type(logits).__name__}; distill needs one tensor of logits")
             tensors.append(logits)
+        size = _length(drawn)
         for logits in tensors:
-            if len(logits) != drawn:
+            if len(logits) != size:
                 raise ValueError(
-                    f"augment or forward made {len(logits)} rows of logits from {drawn} examples; it must keep their "
+                    f"augment or forward made {len(logits)} rows of logits from {size} examples; it must keep their "
                     "number"
                 )
         if distill and rows["logits"].shape[1:] != tensors[-1].shape[1:]:
@@ -266,6 +320,12 @@ class Objective:
 
 def _columns(name: str, value: Any) -> dict[str, Tensor]:
     return {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+
+
+def _are_tokens(rows: Mapping[str, Tensor]) -> bool:
+    """Return whether ``y`` holds a label for each token."""
+    y = rows.get("y")
+    return y is not None and y.ndim == 2 and not y.is_floating_point()
 
 
 def _length(rows: Mapping[str, Tensor]) -> int:

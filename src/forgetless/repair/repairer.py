@@ -42,7 +42,8 @@ class Repairer:
     """The policy of FPF and k-FPF for one network: which groups are finetuned, when, and how.
 
     A caller either calls ``advance``, which counts steps, ends windows and detects shifts, or ends epochs and begins
-    tasks itself, by ``tracker.mark()`` and ``tracker.boundary()``.
+    tasks itself, by ``tracker.mark()`` and ``tracker.boundary()``. With ``host``, the weights of earlier epochs are in
+    host memory.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class Repairer:
         tracking: Tracking = TRACKING,
         epochs: int = 1,
         keep: int | None = 1000,
+        host: bool = False,
     ) -> None:
         self.model, self.settings, self.objective, self.tracking = model, settings, objective, tracking
         self._network = unwrap(model)
         self.selection = Selection(self._network, settings, grouping, head)
-        self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep)
+        self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep, host=host)
         self._detector = Detector() if tracking.detect else None
         self._processes: Processes | None = None
         self.step = 0

@@ -56,6 +56,8 @@ class Report:
         tried: All steps, including trials and those that were undone.
         seconds: The time of the repair.
         cost: The cost of all repairs so far as a share of the training's, where the training was observed.
+        perplexity_before: For a language model, the perplexity on the held-out examples before the repair.
+        perplexity_after: That perplexity after the repair.
     """
 
     loss_before: float
@@ -73,6 +75,8 @@ class Report:
     tried: int
     seconds: float
     cost: float | None = None
+    perplexity_before: float | None = None
+    perplexity_after: float | None = None
 
     @property
     def repaired(self) -> tuple[str, ...]:
@@ -89,11 +93,13 @@ class Report:
         return asdict(self)
 
     def __str__(self) -> str:
-        accuracy = ""
+        also = ""
         if self.accuracy_before is not None and self.accuracy_after is not None:
-            accuracy = f", accuracy {100 * self.accuracy_before:.1f} % → {100 * self.accuracy_after:.1f} %"
+            also = f", accuracy {100 * self.accuracy_before:.1f} % → {100 * self.accuracy_after:.1f} %"
+        if self.perplexity_before is not None and self.perplexity_after is not None:
+            also += f", perplexity {self.perplexity_before:.4g} → {self.perplexity_after:.4g}"
         counts = f"{self.held_out:,} of {self.examples:,} examples held out"
-        lines = [f"held-out loss {self.loss_before:.3f} → {self.loss_after:.3f}{accuracy} ({counts})"]
+        lines = [f"held-out loss {self.loss_before:.3f} → {self.loss_after:.3f}{also} ({counts})"]
         width = max(len("group"), *(len(group.name) for group in self.groups))
         lines.append(f"{'group':<{width}}  {'score':>7}  {'parameters':>12}  {'share':>8}  repaired")
         for group in self.groups:

@@ -10,19 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import joined
+from forgetless.compute.shards import reshard, shard
 from forgetless.repair.groups import float_tensors
 
 
 @final
 class Restorer:
-    """Copies of what a finetuning may write to: the chosen tensors, and what a forward pass may update."""
+    """Copies of what a finetuning may write to: the chosen tensors, and what a forward pass may update.
 
-    def __init__(self, network: nn.Module, names: Collection[str]) -> None:
+    With ``host``, the chosen parameters are copied to host memory. Buffers are small and stay on their device.
+    """
+
+    def __init__(self, network: nn.Module, names: Collection[str], *, host: bool = False) -> None:
         self._network = network
         moving = _moving(network, names)
         still = {name: tensor for name, tensor in _written(network).items() if name not in moving}
         with torch.inference_mode(False):
-            self.moving, self.still = _copies(moving), _copies(still)
+            parameters = {name: tensor for name, tensor in moving.items() if isinstance(tensor, nn.Parameter)}
+            buffers = {name: tensor for name, tensor in moving.items() if name not in parameters}
+            self.moving, self.still = copies(parameters, host=host) | copies(buffers), copies(still)
 
     def restore(self) -> None:
         self._put_back(self.moving | self.still)
@@ -32,13 +38,13 @@ class Restorer:
         self._put_back(self.still)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"before": _copies(self.moving), "still": _copies(self.still)}
+        return {"before": copies(self.moving), "still": copies(self.still)}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for copies, values in ((self.moving, state["before"]), (self.still, state["still"])):
+        for held, values in ((self.moving, state["before"]), (self.still, state["still"])):
             for name, value in values.items():
-                copies[name].copy_(value)
+                held[name].copy_(value)
 
     @torch.no_grad()
     def _put_back(self, values: Mapping[str, Tensor]) -> None:
@@ -54,8 +60,13 @@ class Restorer:
 
 
 def all_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers as they are now: a network may replace the tensor of a buffer."""
-    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    """Return the parameters (of sharded ones, this process's shards) and buffers as they are now.
+
+    A network may replace the tensor of a buffer.
+    """
+    reshard(network)
+    parameters = {name: shard(parameter) for name, parameter in network.named_parameters()}
+    return {**parameters, **dict(network.named_buffers())}
 
 
 @contextmanager
@@ -84,8 +95,17 @@ def draw_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**31, (), generator=generator, device=generator.device))
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+@torch.no_grad()
+def copies(tensors: Mapping[str, Tensor], *, host: bool = False) -> dict[str, Tensor]:
+    """Return copies of tensors (of sharded ones, of this process's shards), on their devices or in host memory."""
+    return {name: empty_copy(shard(tensor), host=host).copy_(shard(tensor)) for name, tensor in tensors.items()}
+
+
+def empty_copy(tensor: Tensor, *, host: bool) -> Tensor:
+    """Return memory for a copy of a tensor: on its device, or in host memory, pinned if the tensor is on a GPU."""
+    if not host:
+        return torch.empty_like(tensor)
+    return torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
 
 
 def _written(network: nn.Module) -> dict[str, Tensor]:

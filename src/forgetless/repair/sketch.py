@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forgetless.repair.ragged import LENGTHS, NO_LABEL, content
 from forgetless.repair.samplers import Placed, Sampler, as_tensors
 from forgetless.repair.slots import EMPTY, distinct_slots
 
-NO_LABEL = -100  # the label that cross-entropy ignores
 _LOW_BITS = 2**62 - 1  # keys and strata are below EMPTY
 Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as torch writes it: signed
@@ -186,8 +186,8 @@ class Sketch(Sampler):
     def __init__(self, rows: Mapping[str, Tensor], generator: torch.Generator, salt: int, period: int) -> None:
         super().__init__(rows, generator)
         self._salt = salt
-        content = [name for name in rows if name.partition(".")[0] in ("x", "y")] or list(rows)  # not the logits
-        self._weights = {name: word_weights(name, rows[name]) for name in content}
+        self._content = [name for name in rows if name.partition(".")[0] in ("x", "y", LENGTHS)] or list(rows)
+        self._weights: dict[str, Tensor] = {}
         self._period = period
         self._period_tensor = torch.full((), period, device=self._device)  # for writes that are replayed
         self._keys = torch.full((self._capacity + 1,), EMPTY, device=self._device)
@@ -199,9 +199,11 @@ class Sketch(Sampler):
     def place(self, batch: Mapping[str, Tensor], remembered: bool) -> Placed:
         batch = {name: column.detach().to(self._device) for name, column in batch.items()}
         missing, y = without_label(batch), batch.get("y")
+        hashed = self._hashed(batch)
         if self._host is not None:
-            return self._place_on_host(self._host, batch, missing, remembered)
-        keys = content_keys(batch, self._weights, self._salt)
+            keys_on_host = host_content_keys(hashed, self._weights, self._salt)
+            return self._place_on_host(self._host, keys_on_host, y, missing, remembered)
+        keys = content_keys(hashed, self._weights, self._salt)
         keys = keys if missing is None else keys.masked_fill(missing, EMPTY)
         part = self._period_tensor * 2 + int(remembered)
         strata = (y.long() * _GOLDEN + part) & _LOW_BITS if y is not None and has_classes(y) else part.expand(len(keys))
@@ -213,12 +215,11 @@ class Sketch(Sampler):
         return slots, None
 
     def _place_on_host(
-        self, host: HostSlots, batch: Mapping[str, Tensor], missing: Tensor | None, remembered: bool
+        self, host: HostSlots, keys: list[int], y: Tensor | None, missing: Tensor | None, remembered: bool
     ) -> Placed:
-        keys = host_content_keys(batch, self._weights, self._salt)
         if missing is not None and missing.any():
             keys = [EMPTY if absent else key for key, absent in zip(keys, missing.tolist(), strict=True)]
-        part, y = self._period * 2 + int(remembered), batch.get("y")
+        part = self._period * 2 + int(remembered)
         if y is not None and has_classes(y):
             strata = [(label * _GOLDEN + part) & _LOW_BITS for label in y.tolist()]
         else:
@@ -231,6 +232,14 @@ class Sketch(Sampler):
         self._keys.index_copy_(0, slots, entering[:, 0])
         self._strata.index_copy_(0, slots, entering[:, 1])
         return slots, rows
+
+    def _hashed(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the content of a batch, without logits and padding, and make the weights of its words."""
+        columns = content({name: batch[name] for name in self._content})
+        for name, column in columns.items():  # longer sequences have more words
+            if name not in self._weights or len(self._weights[name]) != words(column[:1]).shape[1]:
+                self._weights[name] = word_weights(name, column)
+        return columns
 
     def filled(self) -> int:
         """Return the number of examples held. On a GPU it is read once after each change, until the buffer is full."""

@@ -12,8 +12,10 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
+from forgetless.compute.shards import is_sharded, shard, shard_weight
 from forgetless.repair import sensitivity
 from forgetless.repair.groups import float_tensors
+from forgetless.repair.restoring import copies, empty_copy
 
 REPLACED = (
     ". After a layer was replaced or added, make a new FPF; it can take over the examples: "
@@ -34,13 +36,20 @@ class Tracker:
     """Follow the tensors ``names`` of a network through tasks and epochs.
 
     The first ``epochs`` epochs of a task are compared with those of the previous task (1: the paper's early epochs;
-    None: all). Memory: one copy of the tensors, plus one for each of those epochs. ``keep`` bounds the rows held.
+    None: all). Memory: one copy of the tensors, plus one for each of those epochs, on their devices or in ``host``
+    memory. ``keep`` bounds the rows held.
     """
 
     def __init__(
-        self, network: nn.Module, names: Sequence[str], epochs: int | None = 1, keep: int | None = 1000
+        self,
+        network: nn.Module,
+        names: Sequence[str],
+        epochs: int | None = 1,
+        keep: int | None = 1000,
+        *,
+        host: bool = False,
     ) -> None:
-        self._network = network
+        self._network, self._host = network, host
         self.names = tuple(names)
         self._parameters = {name for name, _ in network.named_parameters()}
         self._epochs = epochs
@@ -52,8 +61,12 @@ class Tracker:
         self._last: dict[str, Tensor] | None = None
         self._first: dict[int, tuple[int, dict[str, Tensor]]] = {}  # epoch -> the last task that reached it, snapshot
 
-    @torch.no_grad()
     def snapshot(self) -> dict[str, Tensor]:
+        """Return copies of the tensors."""
+        return copies(self._present(), host=self._host)
+
+    def _present(self) -> dict[str, Tensor]:
+        """Return the tensors as they are now; raise ``ValueError`` if layers were added or replaced."""
         tensors = float_tensors(self._network)
         for name in self.names:
             if name not in tensors:
@@ -61,7 +74,7 @@ class Tracker:
         for name, tensor in tensors.items():
             if tensor.requires_grad and name not in self._parameters:
                 raise ValueError(f"the network has {name}, which it did not have when tracking began{REPLACED}")
-        return {name: tensors[name].detach().clone() for name in self.names}
+        return {name: shard(tensors[name]) for name in self.names}
 
     def start(self) -> None:
         """Measure the next row's changes from the present weights."""
@@ -79,20 +92,20 @@ class Tracker:
         ``begins_task`` decides from the row whether this epoch was already the first of a new task.
         """
         self.epoch += 1
-        now = self.snapshot()
+        tensors = self._present()
         row = None
         if self._last is not None:
-            row = Row(self.task, self.epoch, self.agree(self._changes(now, self._last)))
+            row = Row(self.task, self.epoch, self.agree(self._changes(tensors, self._last)))
             if begins_task is not None and begins_task(row):
                 self.boundary()
                 self.epoch = 1
                 row = Row(self.task, self.epoch, row.changes)
             self.between_epochs.append(row)
-        self._last = now
+        self._last = now = copies(tensors, host=self._host)
         if self._epochs is None or self.epoch <= self._epochs:
             task, before = self._first.get(self.epoch, (self.task, now))
             if task == self.task - 1:
-                self.between_tasks.append(Row(self.task, self.epoch, self.agree(self._changes(now, before))))
+                self.between_tasks.append(Row(self.task, self.epoch, self.agree(self._changes(tensors, before))))
             self._first[self.epoch] = (self.task, now)
         return row
 
@@ -139,19 +152,25 @@ class Tracker:
             rows.extend(Row(task, epoch, values.to(device, copy=True)) for task, epoch, values in state[name])
 
     def _changes(self, now: dict[str, Tensor], before: dict[str, Tensor]) -> Tensor:
-        before = {name: tensor.to(now[name].device) for name, tensor in before.items()}  # a network may be moved
         try:
             values = list(sensitivity.changes(now, before).values())
         except ValueError as error:  # another shape
             raise ValueError(f"{error}{REPLACED}") from None
-        return torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
+        means = torch.stack([value.to(values[0].device, torch.float32) for value in values])  # (tensors,)
+        if not is_sharded(self._network):
+            return means
+        tensors = float_tensors(self._network)
+        weights = means.new_tensor([shard_weight(tensors[name]) for name in now])
+        return torch.where(weights > 0, weights * means, 0)  # a mean over an empty shard is NaN
 
     def _fitted(self, snapshot: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a saved snapshot on the network's devices, checked against its tensors."""
-        if tuple(snapshot) != self.names or any(snapshot[n].shape != tensors[n].shape for n in self.names):
+        if tuple(snapshot) != self.names or any(snapshot[n].shape != shard(tensors[n]).shape for n in self.names):
             other = ", ".join(sorted(set(snapshot) ^ set(self.names))[:1]) or "a shape"
             raise ValueError(
                 f"the state was saved from another network, or with other parameters frozen: {other} differs. Freeze "
                 "the same parameters before loading it, and others afterwards"
             )
-        return {name: torch.empty_like(tensors[name]).copy_(value) for name, value in snapshot.items()}
+        return {
+            name: empty_copy(shard(tensors[name]), host=self._host).copy_(value) for name, value in snapshot.items()
+        }

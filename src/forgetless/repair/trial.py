@@ -6,15 +6,25 @@ import torch
 from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
-from forgetless.repair.freezing import only
-from forgetless.repair.objective import NO_GRADIENT, Objective, call, check_arguments, unpack
+from forgetless.compute.shards import compute_device
+from forgetless.repair.freezing import finetuning_modes
+from forgetless.repair.gradients import NO_GRADIENT
+from forgetless.repair.objective import Objective, call, check_arguments, unpack
+from forgetless.repair.ragged import NO_LABEL, cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
-from forgetless.repair.sketch import NO_LABEL
 
 UNSHIFTED = (
     "y holds the input tokens themselves, so cross-entropy would teach the network to repeat each token. If it "
     "predicts the next token and shifts the labels in its own loss, as Hugging Face's do, give loss='model'; otherwise "
     "shift y, or give your loss: loss=…"
+)
+UNSHIFTED_LOSS = (
+    "loss compares the output for each token with that token, but the network predicts the next one, so a repair would "
+    "teach it to repeat. Leave loss out: the network's own loss shifts the labels"
+)
+SHIFTED_TWICE = (
+    "y holds the next tokens, but the network's own loss shifts the labels again, so it would predict the token after "
+    "the next. Pass the input tokens as labels, or give the loss that you train with: loss=…"
 )
 
 
@@ -35,31 +45,61 @@ def try_out(
     x = unpack(rows)
     if isinstance(x, Mapping) and objective.forward is call and objective.loss != "model":
         check_arguments(model, x)
-    if objective.loss is None and _unshifted(rows):
+    own = objective.uses_own_loss(rows)
+    if objective.loss is None and not own and _unshifted(rows):
         raise ValueError(UNSHIFTED)
+    if own and objective.shifts and _shifted(rows):
+        raise ValueError(SHIFTED_TWICE)
     network = unwrap(model)
-    device = next(network.parameters()).device
+    check_vocabulary(network, rows)
+    device = compute_device(network)
     parameters = {name for name, _ in network.named_parameters()} & set(names)
     with torch.inference_mode(False):  # its tensors cannot take part in autograd
-        part = {name: column[:batch].detach().clone().to(device) for name, column in rows.items()}
+        part = cut({name: column[:batch].detach().clone().to(device) for name, column in rows.items()})
     written = Restorer(network, ())
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         untouched_randomness(torch.Generator().manual_seed(0)),
         uncompiled(),
-        only(model, parameters),
+        finetuning_modes(model, parameters),
     ):
         try:
             with objective.cast(device):
                 output = objective.output(without_reducer(model), objective.inputs(part), part)
-                objective.check(rows, output, len(next(iter(part.values()))), distill)
+                objective.check(rows, output, part, distill)
                 value = objective.value(output, part, distill)
+                if objective.shifts and _unshifted(rows) and objective.is_cross_entropy(output, part, value):
+                    raise ValueError(UNSHIFTED_LOSS)
         finally:
             written.restore_still()
             torch.clear_autocast_cache()
     if parameters and not value.requires_grad:
         raise ValueError(NO_GRADIENT)
+
+
+def check_vocabulary(network: nn.Module, rows: Mapping[str, Tensor]) -> None:
+    """Raise ``ValueError`` if the network has no embedding for some tokens in ``rows``. Synchronises with the GPU."""
+    tokens = rows.get("x.input_ids")
+    embeddings = getattr(network, "get_input_embeddings", None)
+    weight = getattr(embeddings() if callable(embeddings) else None, "weight", None)
+    if tokens is None or not tokens.numel() or not isinstance(weight, Tensor):
+        return
+    low, high = torch.stack(tokens.aminmax()).tolist()
+    if low < 0 or high >= len(weight):
+        raise ValueError(
+            f"input_ids holds tokens from {low} to {high}; {type(network).__name__} has a vocabulary of {len(weight)}, "
+            f"so they must be 0 to {len(weight) - 1}: the tokenizer is another, or the vocabulary has changed"
+        )
+
+
+def _shifted(rows: Mapping[str, Tensor]) -> bool:
+    """Return whether ``y`` holds the next token of the inputs wherever it has a label, and not the present one."""
+    y, tokens = rows.get("y"), rows.get("x.input_ids")
+    if y is None or tokens is None or y.shape != tokens.shape or _unshifted(rows):
+        return False
+    known = y[:, :-1] != NO_LABEL
+    return torch.equal(y[:, :-1][known], tokens[:, 1:][known]) and bool(known.any())
 
 
 def _unshifted(rows: Mapping[str, Tensor]) -> bool:

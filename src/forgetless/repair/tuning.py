@@ -132,6 +132,7 @@ class Tuner:
                 run.undo()
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
+            del run  # and its copy of the weights, before the next one is made
         clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * before.loss
         if first and not clear and not fell(parts, self._parts(bench)):
             first.undo()

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
+from forgetless.compute.shards import shard
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import sharing
 from forgetless.repair.final import repair_fully
@@ -28,7 +29,7 @@ from forgetless.repair.held_out import measure, measure_parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.report import Report
-from forgetless.repair.restoring import untouched_randomness
+from forgetless.repair.restoring import copies, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
@@ -70,12 +71,18 @@ class Upkeep:
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._held = 0  # examples of the buffer at the last repair
-        self._anchor: dict[str, Tensor] = {}  # the weights after the last repair
+        self._anchor: dict[str, Tensor] = {}  # the weights after the last repair, in host memory
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
     def start(self) -> None:
-        """Measure displacements from the present weights."""
-        self._anchor = {name: tensor.detach().clone() for name, tensor in float_tensors(self._network).items()}
+        """Measure displacements from the present weights.
+
+        They are copied to host memory, since only ``finish`` reads them.
+        """
+        self._anchor = {}  # now, so that there are never two copies
+        tracked, tensors = set(self.selection.tracked), float_tensors(self._network)
+        parameters = {name: tensors[name] for name, _ in self._network.named_parameters() if name in tracked}
+        self._anchor = copies(parameters, host=True)
 
     def join(self, processes: Processes) -> None:
         """Repair together with these processes."""
@@ -195,6 +202,8 @@ class Upkeep:
         self._count()
         if not self._has_work(buffer):
             return None
+        if not self.step:  # the buffer holds examples from outside the training
+            self.start()
         self._held = sum(self._processes.gather(len(buffer)))
         limit = self.limit()
         report = repair_fully(
@@ -234,7 +243,7 @@ class Upkeep:
             "shifts": list(self.shifts),
             "held": self._held,
             "resting": sorted(self._resting),
-            "anchor": {name: tensor.clone() for name, tensor in self._anchor.items()},
+            "anchor": dict(self._anchor),
             "budget": self._budget,
             "tuner": self.tuner.state_dict(),
         }
@@ -242,14 +251,15 @@ class Upkeep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
         saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
-        if saved and not saved.items() & self._present_shapes().items():  # a run of the benchmark has no anchor
+        present = {name: tuple(shard(tensor).shape) for name, tensor in float_tensors(self._network).items()}
+        if saved and not saved.items() & present.items():  # a run of the benchmark has no anchor
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
         self.largest = state["largest"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting = list(state["shifts"]), set(state["resting"])
-        self._anchor = dict(state["anchor"])
+        self._anchor = {name: tensor.cpu() for name, tensor in state["anchor"].items()}
         if state["budget"] != self._budget:
             warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)
 

@@ -13,6 +13,8 @@ TERMS = {
     "group": "Parameters of one part of the network: its stem, a block, the normalisation layers, the head.",
     "score": "By how much the update raised the loss on the examples through this group, to first order: its "
     "displacement times the gradient of the loss. Negative: the update of this group helped.",
+    "perplexity": "The exponential of the loss of a language model: the number of equally likely tokens among which a "
+    "model with this loss would have to choose.",
 }
 
 
@@ -43,6 +45,9 @@ def verdict(summary: Mapping[str, Any]) -> str:
     share = _percent(sum(group["share"] for group in repaired))
     what = f"The repair of {len(repaired)} of {len(summary['groups'])} groups ({share} of the parameters)"
     loss = f"lowered the held-out loss from {summary['loss_before']:.3f} to {summary['loss_after']:.3f}"
+    if summary.get("perplexity_before") is not None:
+        before, after = (_perplexity(summary, when) for when in ("before", "after"))
+        return f"{what} {loss}; the perplexity went from {before} to {after}."
     if summary["accuracy_before"] is None:
         return f"{what} {loss}."
     accuracy = f"{_percent(summary['accuracy_before'])} to {_percent(summary['accuracy_after'])}"
@@ -55,6 +60,9 @@ def _cards(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if summary["accuracy_before"] is not None:
         note = f"before: {_percent(summary['accuracy_before'])}"
         cards.append(("held-out accuracy", _percent(summary["accuracy_after"]), note))
+    if summary.get("perplexity_before") is not None:
+        note = f"before: {_perplexity(summary, 'before')}"
+        cards.append(("held-out perplexity", _perplexity(summary, "after"), note))
     rate = f"{summary['optimizer']}, rate {summary['lr']:.2g}, {summary['steps']} steps kept of {summary['tried']}"
     return [
         *cards,
@@ -94,6 +102,10 @@ def _table(headings: Iterable[str], lines: Iterable[Iterable[Cell]]) -> str:
         cells = (f'<td data-v="{escape(str(value))}">{escape(str(text))}</td>' for text, value in line)
         rows += f"<tr>{''.join(cells)}</tr>"
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def _perplexity(summary: Mapping[str, Any], when: str) -> str:
+    return f"{summary[f'perplexity_{when}']:.4g}"
 
 
 def _percent(share: float) -> str:

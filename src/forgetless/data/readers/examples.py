@@ -3,7 +3,7 @@
 import csv
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +45,19 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     return {name: value.float() if value.dtype == torch.float64 else value for name, value in found.items()}
 
 
-def read_texts(file: Path) -> tuple[list[str], list[str]]:
-    """Return the texts and the labels, as written, of a .csv or .jsonl file with the columns ``text`` and ``label``."""
+def read_texts(file: Path, columns: Sequence[str] = ("text", "label")) -> list[list[str]]:
+    """Return these columns of a .csv or .jsonl file, as written."""
     try:
         with file.open(encoding="utf-8", newline="") as stream:
             rows = list(csv.DictReader(stream)) if file.suffix == ".csv" else _json_lines(stream)
     except (UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
         raise DataError(f"examples: {file} is not {file.suffix[1:]}: {error}") from None
     for number, row in enumerate(rows, start=1):
-        absent = [name for name in ("text", "label") if not isinstance(row, dict) or row.get(name) in (None, "")]
+        absent = [name for name in columns if not isinstance(row, dict) or row.get(name) in (None, "")]
         if absent:
-            raise DataError(f"examples: row {number} of {file} has no {absent[0]}; each needs text and label")
-    return [str(row["text"]) for row in rows], [str(row["label"]) for row in rows]
+            needs = " and ".join(columns)
+            raise DataError(f"examples: row {number} of {file} has no {absent[0]}; each needs {needs}")
+    return [[str(row[name]) for row in rows] for name in columns]
 
 
 def read_lines(file: Path) -> list[str]:
