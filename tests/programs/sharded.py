@@ -2,16 +2,16 @@
 
     python sharded.py FOLDER
 
-Each process writes a summary of every case as JSON. Every process gets its half of each batch, eight examples. The
-buffer holds all examples and a repair draws all that it may, so that one process with the same data does the same. The
-network has a parameter of one element, of which the second process has an empty shard.
+Each process writes a summary of every case as JSON. Every process gets its part of each batch. The buffer holds all
+examples and a repair draws all that it may, so that one process with the same data does the same. The network has a
+parameter of one element, of which the second process has an empty shard.
 
 ``budget`` and ``schedule``: the two policies, trained without a stop; in two processes also with activation
 checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process (``uneven``),
 for comparison with DistributedDataParallel (``uneven-ddp``), and prepared by Accelerate (``accelerate``). In four
 processes there are two copies of each shard (``copies``). ``saved``: a checkpoint after 50 steps, then the processes
-are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes.
-``missing``: the error of a checkpoint that lacks a file.
+are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes. ``missing``: the error of a
+checkpoint that lacks a file.
 """
 
 import json
@@ -43,8 +43,8 @@ import forgetless
 
 STEPS, SAVED = 60, 50
 SETTINGS: dict[str, dict[str, Any]] = {
-    "budget": {"capacity": 64, "batch": 64, "budget": 8},  # which has earned a repair after 40 steps of training
-    "schedule": {"capacity": 1000, "batch": 1000, "every": 20, "steps": 10, "lr": 0.1, "window": 5, "threshold": 0.5},
+    "budget": {"capacity": 64, "batch": 64, "budget": 2},  # which has earned a repair after 40 steps of training
+    "schedule": {"capacity": 4000, "batch": 4000, "every": 20, "steps": 10, "lr": 0.1, "window": 5, "threshold": 0.5},
 }
 
 
@@ -85,8 +85,8 @@ def build(policy: str, way: str, count: int):
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
     if way == "accelerate":
         model, optimizer = prepare(network, optimizer)
-    groups = "all" if way.startswith("uneven") else "auto"
-    return network, model, optimizer, forgetless.FPF(model, groups=groups, **SETTINGS[policy])
+    settings = SETTINGS[policy] | ({"capacity": 128, "groups": "all"} if way.startswith("uneven") else {})
+    return network, model, optimizer, forgetless.FPF(model, **settings)
 
 
 def prepare(network: nn.Module, optimizer: torch.optim.Optimizer):
@@ -110,8 +110,9 @@ def train(policy: str, way: str, count: int, rank: int, folder: Path) -> dict[st
         begin = SAVED
     scale = count if way == "composed" else 1  # gradients are summed there
     for step in range(begin, STEPS):
-        rows = (y // 5 == 2 * step // STEPS).nonzero().flatten()[:32].chunk(2)[step % 2]
-        mine = rows.chunk(count)[rank] if not way.startswith("uneven") else rows.split([13, 3])[rank]
+        first, second = (y // 5 == 2 * step // STEPS).nonzero().flatten()[:32].split(16)
+        rows = torch.cat([first, first, second, second])  # as many as the buffer has, so that a repair draws all
+        mine = rows.split([52, 12])[rank] if way.startswith("uneven") else rows.chunk(count)[rank]
         logits = model(x[mine])
         loss = F.cross_entropy(logits, y[mine]) / scale
         optimizer.zero_grad()

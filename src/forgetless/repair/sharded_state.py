@@ -102,8 +102,9 @@ def _part(parts: Sequence[State], fpf: Observer) -> State:
     own["generator"] = (saved or fpf.state_dict())["generator"]
     own["buffer"] = dealt([part["buffer"] for part in copies], rank, count)
     own["buffer"]["generator"] = saved and saved["buffer"]["generator"]
-    if "upkeep" in own:
-        own["upkeep"]["uncounted"] = 0 if rank else sum(part["upkeep"]["uncounted"] for part in copies)
+    if upkeep := own.get("upkeep"):
+        upkeep["uncounted"] = 0 if rank else sum(part["upkeep"]["uncounted"] for part in copies)
+        upkeep["largest"] = -(-sum(part["upkeep"]["largest"] for part in copies) // count)
     return own
 
 

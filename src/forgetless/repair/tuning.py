@@ -5,9 +5,8 @@ than a fifth, it is undone and the rate is halved. After one that is kept, the r
 first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
 finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
 repair ends when that happened several times in a row. All of it is undone if the loss fell by a small share and by no
-more than the scatter over the examples explains. Examples that the network still knows well start no repair at the end.
-The training has seen them too, so a lower loss on them says little about other data. (During training such trials
-mislead, because they look only a few steps ahead and the network still has much to learn.)
+more than the scatter over the examples explains. (During training such trials mislead, because they look only a few
+steps ahead and the network still has much to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -33,7 +32,6 @@ SMALLEST = 1e-7  # the search goes no further: below this, steps get lost in the
 ENOUGH = 0.97  # the search takes the smallest rate with this share of the best trial's improvement, and SGD if it can
 GROWTH = 1.5  # of the rate after a finetuning at the end that lowered the loss; otherwise it is halved
 CLEAR = 0.5  # a fall of the loss at the end is clear from this share over the root of the number of examples
-REMEMBERED = 0.1  # below this cross-entropy, examples that are all predicted correctly were not forgotten
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
 
 T = TypeVar("T")
@@ -112,8 +110,6 @@ class Tuner:
         Both together take about ``limit`` steps, but one finetuning always follows the search.
         """
         before, earlier = self._first_score(bench), self.steps
-        if before.accuracy == 1 and before.loss < REMEMBERED:
-            return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         rate = yield from self._search(bench, names, before)
         left = max(CHUNK, limit - (self.steps - earlier))
         return (yield from self._repair_until_done(bench, names, before, rate, left))

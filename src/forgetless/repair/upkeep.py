@@ -66,6 +66,7 @@ class Upkeep:
         self.trained = 0  # examples of the training so far, in all processes
         self._uncounted = 0  # examples of this process since then
         self.largest = 0  # examples of the largest training step so far, in this process
+        self._largest_together = 0  # the sum over processes, as of the last count
         self.repairs = 0
         self.undone = 0  # repairs that were undone
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
@@ -120,7 +121,8 @@ class Upkeep:
 
         Small batches take more steps within the budget, which is worth more to a network that is still in training.
         """
-        return max(2, min(self.largest * self._processes.count, self.settings.batch))
+        count = self._processes.count
+        return max(2, count, min(self.largest if count == 1 else self._largest_together, self.settings.batch))
 
     @property
     def spent(self) -> float:
@@ -256,17 +258,18 @@ class Upkeep:
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
-        self.largest = state["largest"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
-        self.shifts, self._resting = list(state["shifts"]), set(state["resting"])
+        self.shifts, self._resting, self.largest = list(state["shifts"]), set(state["resting"]), state["largest"]
         self._anchor = {name: tensor.cpu() for name, tensor in state["anchor"].items()}
         if state["budget"] != self._budget:
             warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)
 
     def _count(self) -> None:
         """Add the examples of all processes to those of the training."""
+        own = [self._uncounted, self.largest]
         alone = self._processes.count == 1  # without a gathering, which would be a fifth of the time of ``observe``
-        self.trained += self._uncounted if alone else sum(self._processes.gather(self._uncounted))
+        examples, self._largest_together = own if alone else map(sum, zip(*self._processes.gather(own), strict=True))
+        self.trained += examples
         self._uncounted = 0
 
     def _still(self) -> set[str]:
