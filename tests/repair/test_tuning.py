@@ -184,6 +184,19 @@ def test_a_small_fall_that_the_scatter_explains_is_undone(after, parts, kept):
     assert log[7:].count("undone") == 3 + (not kept)
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "loss", "kept"), [(1.0, 0.0009, False), (1.0, 0.0011, True), (0.99, 0.0009, True)]
+)
+def test_examples_known_by_heart_start_no_repair(accuracy, loss, kept):
+    losses = iter([loss, 0.0004, 0.0006, 0.0005, 0.0001, 1.0, 1.0, 1.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    bench = scripted([])[0]._replace(measure=lambda: Score(next(losses), accuracy, 8))
+    done = drain(tuner.repair_fully(bench, ["w"], limit=1000, skip_known=True))
+    assert done.after.loss == (0.0001 if kept else loss)
+    assert len(done.losses) == (20 if kept else 0)
+    assert (tuner.steps > 0) == kept
+
+
 def test_what_is_undone_at_the_end_includes_all_that_was_kept():
     torch.manual_seed(0)
     model, buffer = nn.Linear(4, 2).double(), Buffer(16)
