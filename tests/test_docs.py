@@ -50,6 +50,15 @@ def test_site_cost_of_observe_matches_the_records():
     assert all((f"{percent:.1f} %" if percent < 1 else f"{percent:.0f} %") in text for percent in percents)
 
 
+def test_readme_states_how_often_finish_harmed():
+    runs = benchmark_record("no-harm.json")["runs"]
+    assert [run["seed"] for run in runs] == list(range(200))
+    assert all(run["loss"]["change"] <= max(3 * run["loss"]["se"], 0.05 * run["loss"]["before"]) for run in runs)
+    assert sum(run["score"]["change"] < -max(3 * run["score"]["se"], 1.0) for run in runs) == 1
+    text = " ".join(README.split())
+    assert "Of 200 random trainings, `finish()` raised the test loss of none, and lowered the accuracy of one" in text
+
+
 def test_api_page_states_the_defaults_of_fpf():
     settings = {**vars(Memory()), **vars(Tracking()), **vars(Finetune())}
     (sentence,) = re.findall(r"^The defaults of `FPF`.*$", (ROOT / "docs" / "api.md").read_text(), re.M)

@@ -1,7 +1,8 @@
-"""Compute the values of docs/reliability.md: crashes, corrupt files, the cost of checkpoints, memory over time."""
+"""Compute the values of docs/reliability.md: crashes, corrupt files, repairs, checkpoints, memory over time."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pages.rows import benchmark_record
@@ -18,15 +19,37 @@ def values() -> dict[str, Any]:
         [kind, *(str(c[name]) for name in ("read", "refused", "crashed"))] for kind, c in fuzz["by_kind"].items()
     ]
     peaks = long["peak_kilobytes"]
+    no_harm = benchmark_record("no-harm.json")
+    kinds = ("combinations", "gain", "within noise", "harm")
+    harmed = [entry for entry in no_harm["runs"] if entry["verdict"] == "harm"]
+    changes = []
+    for name, row in no_harm["summary"].items():
+        points = (row["median_change"], min(row["worst"].values()))
+        changes.append([name, *(str(row[kind]) for kind in kinds), *(f"{change:+.1f}" for change in points)])
     return {
         "soak": soak,
         "methods": len({run["method"] for run in soak["each"]}),
         "fuzz": fuzz,
         "crashed": sum(counts["crashed"] for counts in fuzz["by_kind"].values()),
         "outcomes": markdown_table(header, outcomes),
+        "no_harm": no_harm,
+        "harmless": no_harm["summary"]["all"],
+        "harmless_table": markdown_table(["trainings", "number", *kinds[1:], "median change", "worst change"], changes),
+        "rose": sum(entry["loss"]["change"] > 3 * entry["loss"]["se"] for entry in no_harm["runs"]),
+        "harmed": [describe(entry) for entry in harmed],
+        "lower_loss": all(entry["loss"]["change"] < 0 for entry in harmed),
         "cost": cost,
         "repeats": len(cost["seconds"]["with"]),
         "long": long,
         "first_peak": int(peaks["20"]) / 1000,
         "last_peak": int(peaks[str(long["tasks"])]) / 1000,
     }
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """Return what a repair changed in one training."""
+    score, loss = entry["score"], entry["loss"]
+    return (
+        f"seed {entry['seed']} ({entry['network']}, a buffer of {entry['capacity']} examples) went from "
+        f"{score['before']:.1f} to {score['after']:.1f}, and its loss from {loss['before']:.2f} to {loss['after']:.2f}"
+    )
