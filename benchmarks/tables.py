@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import choice, findings, pictures, reliability, results, speed, studies, transformers
+from pages import choice, defaults, findings, pictures, reliability, results, speed, studies, transformers
 from pages.rows import DOCS
 from pages.template import render
 
@@ -20,6 +20,7 @@ PAGES = {
     "studies.md": studies,
     "findings.md": findings,
     "choice.md": choice,
+    "defaults.md": defaults,
     "speed.md": speed,
     "reliability.md": reliability,
     "transformers.md": transformers,

@@ -1,0 +1,115 @@
+"""Compute the values of docs/defaults.md: the recommended recipe and replay without tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from committed import records
+from one_out import STREAMS, Validation, choose
+from pages.names import STREAM_NAMES, row_name
+from pages.rows import benchmark_record
+from pages.template import markdown_table
+
+NAMES = STREAM_NAMES | {"seq-digits": "Seq-digits", "seq-mnist": "Seq-MNIST", "rot-mnist": "Rot-MNIST"}
+Run = Mapping[str, Any]
+TUNED_FPF = ("fpf+er", "fpf+derpp")
+TUNED_RECIPE = ("k-fpf-kd+masked", "k-fpf-kd", "k-fpf-ce")
+
+
+def values() -> dict[str, Any]:
+    """Return the values of the template."""
+    recorded = benchmark_record("one-out.json")
+    rows = {stream: untuned(recorded["runs"], stream) for stream in STREAMS}
+    tuned = {
+        stream: {"fpf": best_tuned(stream, TUNED_FPF), "recipe": best_tuned(stream, TUNED_RECIPE)} for stream in rows
+    }
+    measured = [stream for stream, row in rows.items() if "er" in row]
+    return {
+        "record": recorded,
+        "table": table(rows, tuned),
+        "rates": rate_table(recorded["validation"]),
+        "ahead": [NAMES[stream] for stream in measured if rows[stream]["recipe"] >= best_replay(rows[stream])],
+        "behind": [NAMES[stream] for stream in measured if rows[stream]["recipe"] < best_replay(rows[stream])],
+        "below_tuned": {
+            NAMES[stream]: best["recipe"] - rows[stream]["recipe"] for stream, best in tuned.items() if best["recipe"]
+        },
+        "fpf_digits": mean(values_of(recorded["runs"], "seq-digits", "fpf+derpp", "accuracy")),
+        "fpf_pacs": mean(values_of(recorded["runs"], "seq-pacs", "fpf+derpp", "accuracy")),
+        "rows": rows,
+    }
+
+
+def untuned(runs: Sequence[Run], stream: str) -> dict[str, float]:
+    """Return the mean accuracy of each row of a stream that was measured, and the recipe's FLOPs as a share of ER's."""
+    row = {"recipe": mean(values_of(runs, stream, "recipe", "accuracy"))}
+    for name, measured, value in (
+        ("er", "fpf+er", "before_repair"),
+        ("derpp", "fpf+derpp", "before_repair"),
+        ("gdumb", "gdumb", "accuracy"),
+    ):
+        if found := values_of(runs, stream, measured, value):
+            row[name] = mean(found)
+    flops = values_of(runs, stream, "recipe", "flops")
+    row["cost"] = mean(sum(each.values()) for each in flops) / (2 * flops[0]["train"])  # ER's batches are twice SGD's
+    return row
+
+
+def values_of(runs: Sequence[Run], stream: str, row: str, name: str) -> list[Any]:
+    """Return a value of all runs of a row."""
+    return [run[name] for run in runs if (run["stream"], run["row"]) == (stream, row)]
+
+
+def best_replay(row: Mapping[str, float]) -> float:
+    """Return the better of ER, DER++ and GDumb."""
+    return max(row["er"], row["derpp"], row.get("gdumb", 0.0))
+
+
+def best_tuned(stream: str, labels: Sequence[str]) -> float | None:
+    """Return the highest mean accuracy among the committed rows of a stream with these labels and 500 images."""
+    if stream == "seq-digits":
+        return None
+    by_label = {
+        label: [run.accuracy for run in records(stream) if run.label == label and run.settings["buffer"] == 500]
+        for label in labels
+    }
+    return max((mean(found) for found in by_label.values() if found), default=None)
+
+
+def cell(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def table(rows: Mapping[str, Mapping[str, float]], tuned: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Return the main table."""
+    header = ["", "ER", "DER++", "GDumb", "**recipe**", "FLOPs / ER's", "best FPF, tuned", "best k-FPF, tuned"]
+    lines = []
+    for stream, row in rows.items():
+        accuracies = [cell(row.get(name)) for name in ("er", "derpp", "gdumb", "recipe")]
+        lines.append(
+            [
+                NAMES[stream],
+                *accuracies,
+                f"{row['cost']:.2f}",
+                cell(tuned[stream]["fpf"]),
+                cell(tuned[stream]["recipe"]),
+            ]
+        )
+    return markdown_table(header, lines)
+
+
+def rate_table(validation: Validation) -> str:
+    """Return the validation accuracies by rate, and the rate that the other streams choose."""
+    lines = [
+        [
+            "recipe" if row == "recipe" else row_name(row),
+            NAMES[stream],
+            cell(rates["0.03"]),
+            cell(rates["0.1"]),
+            choose(validation, row, stream) or "–",
+        ]
+        for row, by_stream in validation.items()
+        for stream, rates in by_stream.items()
+    ]
+    return markdown_table(["row", "stream", "0.03", "0.1", "chosen by the others"], lines)
