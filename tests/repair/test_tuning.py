@@ -124,9 +124,10 @@ def test_a_harmful_repair_is_undone_bit_for_bit(limit):
 class Scripted:
     """A finetuning that only counts, whose scores are given."""
 
-    def __init__(self, log, rates):
-        self.steps = self.left = len(rates)
-        self._log, self._rate = log, rates[0]
+    def __init__(self, log, descent):
+        self.steps = self.left = descent.steps
+        self.drawn = descent.batch
+        self._log, self._rate = log, descent.rates[0]
 
     def advance(self, count):
         self.left -= min(count, self.left)
@@ -148,7 +149,7 @@ def scripted(losses, parts=()):
     """Return a bench whose measurements have these losses, and the log of its finetunings."""
     log, scores, remaining = [], iter(losses), iter(parts)
     return Bench(
-        lambda names, descent: Scripted(log, descent.rates),
+        lambda names, descent: Scripted(log, descent),
         lambda: Score(next(scores), None, 8),
         lambda: next(remaining, [0.0] * 8),
     ), log

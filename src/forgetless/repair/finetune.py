@@ -24,7 +24,7 @@ from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, shard
 from forgetless.networks.mlp import backpropagates
-from forgetless.repair.buffer import Buffer
+from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import finetuning_modes, unfrozen
 from forgetless.repair.gradients import NO_GRADIENT, Gradients
@@ -183,6 +183,13 @@ class Finetuning:
                 raise
             finally:
                 torch.clear_autocast_cache()
+
+    @property
+    def drawn(self) -> int:
+        """The number of examples that a step draws, in all processes."""
+        stored = len(self._buffer)
+        available = stored - -(-stored // HELD_OUT) if self._descent.spare else stored
+        return min(self._batch, available) * (1 if self._processes is None else self._processes.count)
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""

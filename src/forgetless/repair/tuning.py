@@ -186,9 +186,10 @@ class Tuner:
         """Begin a finetuning whose rate is annealed to 0 by a cosine, and count its steps."""
         rates = tuple(rate.lr * (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps))
         descent = Descent(rates, batch or self._batch, self._distill, rate.optimizer, spare=True)
+        run = bench.begin(names, descent)
         self.steps += steps
-        self.examples += steps * descent.batch
-        return bench.begin(names, descent)
+        self.examples += steps * run.drawn
+        return run
 
     def _finetune(self, bench: Bench, run: Finetuning) -> Generator[None, None, Score]:
         """Take the steps of a finetuning and return the score; infinite if a loss or a weight was not finite."""
