@@ -49,7 +49,7 @@ def repair_fully(
 
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
-    held-out loss as much. A repair takes at most ``limit`` steps besides its search, and the second one is made only if
+    held-out loss as much. A repair takes about ``limit`` steps with its search, and the second one is made only if
     ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move.
     """
     started = time.monotonic()
@@ -147,9 +147,8 @@ class _Work:
 
     def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], limit: int) -> _Repaired:
         earlier = self._tuner.steps
-        outcome = drain(
-            self._tuner.repair_fully(self._bench, [name for group in chosen for name in groups[group]], limit)
-        )
+        names = [name for group in chosen for name in groups[group]]
+        outcome = drain(self._tuner.repair_fully(self._bench, names, limit, skip_known=True))
         self.steps += self._tuner.steps - earlier
         return _Repaired(chosen, outcome)
 
