@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import choice, defaults, findings, pictures, reliability, results, speed, studies, transformers
+from pages import choice, defaults, findings, pictures, reliability, results, scale, speed, studies, transformers
 from pages.rows import DOCS
 from pages.template import render
 
@@ -22,6 +22,7 @@ PAGES = {
     "choice.md": choice,
     "defaults.md": defaults,
     "speed.md": speed,
+    "scale.md": scale,
     "reliability.md": reliability,
     "transformers.md": transformers,
 }
