@@ -111,7 +111,14 @@ def ended(command, **options) -> subprocess.CompletedProcess[str]:
 # The server takes no path from the tests before Python 3.12, so these are modules that are installed.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    "forgetless.cli.app forgetless.experiments.run matplotlib.figure pytest sklearn.datasets torch._dynamo".split()
+    [
+        "forgetless.cli.app",
+        "forgetless.experiments.run",
+        "matplotlib.figure",
+        "pytest",
+        "sklearn.datasets",
+        "torch._dynamo",
+    ]
 )
 
 
