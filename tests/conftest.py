@@ -16,7 +16,7 @@ if platform.machine() in ("aarch64", "arm64"):
     torch.backends.mkldnn.enabled = False  # on Arm, oneDNN takes longer to start a small product than to compute it
 
 # The files that take longest, which start first: two processes share the files, and neither should wait for the other.
-LONGEST = ("test_pages.py", "test_workers.py", "test_transformers.py", "test_sharded.py", "test_cli_app.py")
+LONGEST = ("test_pages.py", "test_checkpoint.py", "test_workers.py", "test_transformers.py", "test_sharded.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
