@@ -150,7 +150,7 @@ def _forked(words, cwd, environment) -> subprocess.CompletedProcess[str]:
 
 
 def _main(words, folder, environment, out, errors) -> None:
-    gc.freeze()  # of what is imported, nothing is to be collected, and looking takes longer than most commands
+    gc.freeze()  # imports stay, and searching them for garbage takes longer than most commands
     for number, name in ((1, out), (2, errors)):
         os.dup2(os.open(name, os.O_WRONLY), number)
     os.chdir(folder)
