@@ -64,11 +64,11 @@ def digits() -> dict[str, tuple[Tensor, Tensor]]:
     return {name: (x[rows], y[rows]) for name, rows in parts.items()}
 
 
-def vit(labels: int) -> nn.Module:
-    """Return a network of 136,000 parameters: four layers, sixteen patches of 2×2 pixels."""
+def vit(labels: int, layers: int = 4) -> nn.Module:
+    """Return a network of sixteen patches of 2×2 pixels. With four layers it has 136,000 parameters."""
     model: nn.Module = ViTForImageClassification(
         ViTConfig(
-            image_size=8, patch_size=2, num_channels=1, hidden_size=64, num_hidden_layers=4, num_attention_heads=4,
+            image_size=8, patch_size=2, num_channels=1, hidden_size=64, num_hidden_layers=layers, num_attention_heads=4,
             intermediate_size=128, hidden_dropout_prob=0.0, num_labels=labels,
         )
     )  # fmt: skip
@@ -76,10 +76,10 @@ def vit(labels: int) -> nn.Module:
 
 
 @cache
-def pretrained(seed: int, epochs: int) -> dict[str, Tensor]:
+def pretrained(seed: int, epochs: int, layers: int = 4) -> dict[str, Tensor]:
     """Return the weights of a network that has learned rotated digits, without its classifier."""
     torch.manual_seed(seed)
-    model = vit(labels=30).train()
+    model = vit(30, layers).train()
     images, labels = digits()["pretraining"]
     x = torch.cat([images.rot90(turns, (2, 3)) for turns in (1, 2, 3)])
     y = torch.cat([3 * labels + turns - 1 for turns in (1, 2, 3)])
@@ -122,9 +122,10 @@ def run(
 ) -> Outcome:
     """Train on the stream. ``validation``, ``rate`` and ``settings`` are for choosing settings."""
     kind = "LoRA" if adapters else "full"
-    weights = pretrained(seed, epochs=4 if quick else 30)
+    layers = 2 if quick else 4
+    weights = pretrained(seed, 4 if quick else 30, layers)
     torch.manual_seed(seed)
-    model = vit(labels=10)
+    model = vit(10, layers)
     model.load_state_dict(weights, strict=False)
     if adapters:
         model = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", modules_to_save=["classifier"]))
@@ -135,7 +136,7 @@ def run(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trainable, lr=rate or RATES[kind])
     x, y = digits()["without validation" if validation else "stream"]
-    for images, labels in stream(x, y, seed, epochs=4 if quick else EPOCHS):
+    for images, labels in stream(x, y, seed, epochs=3 if quick else EPOCHS):
         batch = {"pixel_values": images}
         logits = model(**batch).logits
         loss = F.cross_entropy(logits, labels)
@@ -157,7 +158,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--adapters", action="store_true", help="train LoRA adapters and the classifier only")
-    parser.add_argument("--quick", action="store_true", help="less pretraining, fewer epochs")
+    parser.add_argument("--quick", action="store_true", help="less pretraining, fewer epochs, two layers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # more threads do not pay off for such small batches
     outcomes = {way: run(way, arguments.seed, arguments.adapters, arguments.quick) for way in WAYS["full"]}

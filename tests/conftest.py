@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import os
+import platform
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two workers of two threads each are ten times slower
@@ -9,6 +11,20 @@ os.environ["COLUMNS"] = "160"  # of what commands print: rich looks once, when i
 
 import pytest
 import torch
+
+if platform.machine() in ("aarch64", "arm64"):
+    torch.backends.mkldnn.enabled = False  # on Arm, oneDNN takes longer to start a small product than to compute it
+
+# The files that take longest, which start first: two processes share the files, and neither should wait for the other.
+LONGEST = ("test_pages.py", "test_checkpoint.py", "test_workers.py", "test_transformers.py", "test_sharded.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # imports stay, and searching them for garbage takes 7 % of the time of tests
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

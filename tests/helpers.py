@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import multiprocessing
 import os
 import runpy
@@ -15,6 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed import run as launcher
+from torch.distributed.launcher.api import elastic_launch
 
 from forgetless import Finetune, networks, train
 from forgetless.cli import app as cli
@@ -107,7 +111,14 @@ def ended(command, **options) -> subprocess.CompletedProcess[str]:
 # The server takes no path from the tests before Python 3.12, so these are modules that are installed.
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["forgetless.cli.app", "forgetless.experiments.run", "matplotlib.figure", "sklearn.datasets", "torch._dynamo"]
+    [
+        "forgetless.cli.app",
+        "forgetless.experiments.run",
+        "matplotlib.figure",
+        "pytest",
+        "sklearn.datasets",
+        "torch._dynamo",
+    ]
 )
 
 
@@ -119,6 +130,11 @@ def command(*arguments, cwd, **environment) -> subprocess.CompletedProcess[str]:
 def program(file, *, cwd, **environment) -> subprocess.CompletedProcess[str]:
     """A Python file in a process of its own, forked in the same way; ``cwd`` and the stub programs are importable."""
     return _forked([str(file)], cwd, environment)
+
+
+def torchrun(*arguments, cwd, **environment) -> subprocess.CompletedProcess[str]:
+    """``torchrun …`` forked in the same way. It forks its processes too, instead of starting Python in each."""
+    return _forked(["torchrun", *map(str, arguments)], cwd, {"GLOO_SOCKET_IFNAME": "lo", **environment})
 
 
 def _forked(words, cwd, environment) -> subprocess.CompletedProcess[str]:
@@ -134,6 +150,7 @@ def _forked(words, cwd, environment) -> subprocess.CompletedProcess[str]:
 
 
 def _main(words, folder, environment, out, errors) -> None:
+    gc.freeze()  # imports stay, and searching them for garbage takes longer than most commands
     for number, name in ((1, out), (2, errors)):
         os.dup2(os.open(name, os.O_WRONLY), number)
     os.chdir(folder)
@@ -142,11 +159,24 @@ def _main(words, folder, environment, out, errors) -> None:
     sys.argv = words
     if words[0] == "forgetless":
         cli.main()
+    elif words[0] == "torchrun":
+        launcher.elastic_launch = lambda config, entrypoint: (
+            lambda unbuffered, *program: elastic_launch(dataclasses.replace(config, start_method="fork"), _run)(
+                program, folder
+            )
+        )
+        launcher.main(words[1:])
     else:
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        sys.path[:0] = [str(folder), str(Path(__file__).parent / "programs")]
-        runpy.run_path(words[0], run_name="__main__")
+        _run(words, folder)
+
+
+def _run(words, folder) -> None:
+    """Run a Python file as a program."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    sys.argv = list(words)
+    sys.path[:0] = [str(folder), str(Path(__file__).parent / "programs")]
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def wait_until(condition, of: subprocess.Popen | None = None) -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import re
 import shlex
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import command, ended, program
+from helpers import command, program, torchrun
 
 DOCS = Path(__file__).parent.parent / "docs"
 GENERATED = {path.name for path in (DOCS.parent / "benchmarks" / "templates").glob("*.md")}  # by benchmarks/tables.py
@@ -48,24 +47,11 @@ TOLERANCE = 15  # of a shown number, which is often an accuracy in percent: othe
 SHARE = 0.3  # of a larger number, such as the steps of a repair
 
 
-def start(words, folder):
-    """Run a command with a page's folder importable."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(folder),
-        "COLUMNS": "200",
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    return ended(words, cwd=folder, env=environment)
-
-
 def call(words, folder):
     """Run a command line of a page with this environment's Python."""
-    if words[0] == "forgetless":
-        return command(*words[1:], cwd=folder)
-    assert words[0] == "torchrun", f"a page calls {words[0]}"
-    return start([sys.executable, "-m", "torch.distributed.run", *words[1:]], folder)
+    calls = {"forgetless": command, "torchrun": torchrun}
+    assert words[0] in calls, f"a page calls {words[0]}"
+    return calls[words[0]](*words[1:], cwd=folder)
 
 
 def assert_alike(printed, shown):

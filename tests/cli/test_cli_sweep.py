@@ -11,6 +11,8 @@ from calls import forgetless, leave, write_plans
 from forgetless import __version__
 from forgetless.experiments import record
 
+SWEEP = ["sweep", "plan.toml", "--workers", "1"]  # starting a second process takes longer than the runs
+
 
 @pytest.mark.parametrize(
     ("line", "match"),
@@ -56,7 +58,7 @@ def test_a_dry_run_shows_what_differs(tmp_path):
 
 def test_a_sweep_into_a_file_has_a_line_per_run(tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN)
-    done = forgetless("sweep", "plan.toml", "--workers", 1, cwd=tmp_path)
+    done = forgetless(*SWEEP, cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert [line.split(":")[0] for line in lines] == [
         "1/4  sgd, buffer 100", "2/4  sgd, buffer 200", "3/4  joint, buffer 100", "4/4  joint, buffer 200",
@@ -77,7 +79,7 @@ def test_force_repeats_a_sweep(records, tmp_path):
         leave(records[0], tmp_path / "runs", seed, accuracy=1.0)
     (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "sgd"\nseeds = 2\n')
     assert "0 done, 2 finished earlier" in forgetless("sweep", "plan.toml", cwd=tmp_path).stdout
-    assert "2 done, 0 finished earlier" in forgetless("sweep", "plan.toml", "--force", cwd=tmp_path).stdout
+    assert "2 done, 0 finished earlier" in forgetless(*SWEEP, "--force", cwd=tmp_path).stdout
 
 
 @pytest.mark.parametrize(
@@ -125,13 +127,13 @@ class Mine(Method):
 def test_runs_of_changed_code_are_repeated(tmp_path):
     (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = ["mine:Mine", "sgd"]\nepochs = 1\nseeds = 2\n')
     (tmp_path / "mine.py").write_text(MINE)
-    assert "4 done, 0 finished earlier" in forgetless("sweep", "plan.toml", cwd=tmp_path).stdout
+    assert "4 done, 0 finished earlier" in forgetless(*SWEEP, cwd=tmp_path).stdout
     assert "0 done, 4 finished earlier" in forgetless("sweep", "plan.toml", cwd=tmp_path).stdout
     (tmp_path / "mine.py").write_text(f"{MINE}# changed\n")
     listed = forgetless("sweep", "plan.toml", "--dry-run", cwd=tmp_path).stdout
     assert re.search(r"mine:Mine, seed 1 +finished; its code changed since", listed)
     assert listed.endswith("4 runs, 2 of them finished\n")
-    done = forgetless("sweep", "plan.toml", cwd=tmp_path)
+    done = forgetless(*SWEEP, cwd=tmp_path)
     assert done.stderr.count("warning: mine:Mine changed since the record was made: the run is repeated\n") == 1
     assert "2 done, 2 finished earlier" in done.stdout
 
@@ -142,7 +144,7 @@ def test_equal_failures_are_reported_once(tmp_path):
         "        raise RuntimeError('it broke')\n"
     )
     (tmp_path / "plan.toml").write_text('stream = "seq-digits"\nmethod = "mine:Broken"\nseeds = 12\n')
-    done = forgetless("sweep", "plan.toml", cwd=tmp_path, expect=1)
+    done = forgetless(*SWEEP, cwd=tmp_path, expect=1)
     lines = done.stderr.splitlines()
     assert re.fullmatch(
         r" 1/12  mine:Broken, seed \d: failed: RuntimeError: it broke \(.*mine.py, line 4\) \(ETA .*", lines[0]
