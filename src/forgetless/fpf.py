@@ -36,7 +36,7 @@ from forgetless.repair.objective import (
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report
-from forgetless.repair.settings import BUDGET, Finetune, Memory, Tracking
+from forgetless.repair.settings import BUDGET, LANGUAGE_BATCH, LANGUAGE_BUDGET, Finetune, Memory, Tracking
 from forgetless.repair.state import FORMAT, check_state
 from forgetless.repair.trial import check_vocabulary
 from forgetless.repair.tuning import Outcome
@@ -86,11 +86,13 @@ class FPF:
         steps: The steps of one scheduled finetuning. Default: 300 without ``every``, 100 with it.
         lr: Its learning rate, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
         distill: λ of the term λ · MSE(stored logits, logits). 0: k-FPF-CE, above 0: k-FPF-KD.
-        budget: The examples that repairs may use per training example, at most 10. Default: 0.8.
+        budget: The examples that repairs may use per training example, at most 10. Default: 0.8, for a causal language
+            model 0.05.
         policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
             "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
             Default: "distinct", on a schedule "reservoir".
         batch: The number of examples drawn from the buffer per step of a finetuning, with at most 16,384 tokens.
+            Default: 32, within a budget for a causal language model 8.
         groups: "auto" (those that forget), "all", or the names of groups.
         threshold: With "auto" on a schedule, choose the groups with S_g above it. Default: 1, with ``every`` 0.3.
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
@@ -129,7 +131,7 @@ class FPF:
         *,
         budget: float | None = None,
         policy: str | None = None,
-        batch: int = Finetune.batch,
+        batch: int | None = None,
         groups: str | Collection[str] = Finetune.groups,
         threshold: float | None = None,
         grouping: Mapping[str, Collection[str]] | None = None,
@@ -147,8 +149,9 @@ class FPF:
         schedule = {"every": every, "steps": steps, "lr": lr, "threshold": threshold}
         tracking = {"window": window, "detect": detect}
         names = groups if isinstance(groups, str | None) else tuple(groups)
-        self.settings, self.tracking = _resolve(schedule, tracking, budget, distill=distill, batch=batch, groups=names)
         self.objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
+        common = {"distill": distill, "groups": names} | ({} if batch is None else {"batch": batch})
+        self.settings, self.tracking = _resolve(schedule, tracking, budget, common, language=self.objective.shifts)
         self.model = model
         self._kind = "schedule" if self.settings.budget is None else "upkeep"
         policy = policy or ("reservoir" if self._kind == "schedule" else "distinct")
@@ -322,12 +325,14 @@ def _open_memory(
 
 
 def _resolve(
-    schedule: dict[str, Any], tracking: dict[str, Any], budget: float | None, **common: Any
+    schedule: dict[str, Any], tracking: dict[str, Any], budget: float | None, common: dict[str, Any], *, language: bool
 ) -> tuple[Finetune, Tracking]:
     """Return the settings of the repairs: on a schedule if one of its settings has a value, else within a budget."""
     given = {name: value for name, value in (schedule | tracking).items() if value is not None}
     if not given:
-        return Finetune.within(BUDGET if budget is None else budget, **common), Tracking()
+        default = LANGUAGE_BUDGET if language else BUDGET
+        common = {"batch": LANGUAGE_BATCH if language else Finetune.batch} | common
+        return Finetune.within(default if budget is None else budget, **common), Tracking()
     if budget is not None:
         name, value = next(iter(given.items()))
         raise ValueError(f"{name} is {value}, but budget is {budget}: a budget replaces the schedule; give one")

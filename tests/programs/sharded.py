@@ -86,7 +86,10 @@ def build(policy: str, way: str, count: int):
     if way == "accelerate":
         model, optimizer = prepare(network, optimizer)
     settings = SETTINGS[policy] | ({"capacity": 128, "groups": "all"} if way.startswith("uneven") else {})
-    return network, model, optimizer, forgetless.FPF(model, **settings)
+    fpf = forgetless.FPF(model, **settings)
+    if policy == "budget":
+        fpf._repairer.tuner._clip = 0.5  # as for a language model, so that processes share the norm of a gradient
+    return network, model, optimizer, fpf
 
 
 def prepare(network: nn.Module, optimizer: torch.optim.Optimizer):

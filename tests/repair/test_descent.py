@@ -64,6 +64,26 @@ def test_adam_has_the_same_bits_in_parts(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("clip", [0.01, 0.5, 100.0])
+def test_gradients_are_clipped_as_by_torch(clip):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+    twin = copy.deepcopy(model)
+    buffer = filled(x=10 * torch.rand(64, 3, 2, 2, dtype=torch.float64))
+    descend(model, buffer, Descent(RATES, batch=64, clip=clip))
+    optimizer = torch.optim.SGD(twin.parameters(), lr=1.0)
+    norms = []
+    for rate in RATES:
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        F.cross_entropy(twin(buffer["x"]), buffer["y"]).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(twin.parameters(), clip)))
+        optimizer.step()
+    assert (max(norms) > clip) == (clip < 100)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)  # torch adds 1e-6 to the norm
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_adam_takes_the_steps_of_torchs_adam(on_device):
     """Here ε is added before the square root's correction, as in section 2 of Kingma & Ba; torch adds it after."""

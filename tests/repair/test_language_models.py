@@ -53,6 +53,20 @@ def test_the_held_out_loss_is_that_of_the_next_token(make):
     assert str(score) == f"loss {score.loss:.3f}, perplexity {score.perplexity:.4g}"
 
 
+def test_a_language_model_has_a_smaller_budget():
+    within, scheduled, given = FPF(llama()), FPF(llama(), every=5), FPF(llama(), budget=0.2, batch=4)
+    assert (within.settings.budget, within.settings.batch) == (0.05, 8)
+    assert (scheduled.settings.budget, scheduled.settings.batch) == (None, 32)
+    assert (given.settings.budget, given.settings.batch) == (0.2, 4)
+
+
+@pytest.mark.parametrize(("examples", "limit"), [(4000, 60), (20_000, 125)])  # the budget is 200 and 1,000 examples
+def test_the_last_repair_of_a_language_model_has_at_least_60_steps(examples, limit):
+    upkeep = FPF(llama())._repairer
+    upkeep.advance(examples)
+    assert upkeep.limit() == limit
+
+
 def test_a_step_of_a_repair_descends_the_models_own_loss():
     model, batch = llama(), collate([sentence(0, start, 5 + start) for start in range(4)])
     buffer = Buffer(4, pad=PAD)

@@ -145,14 +145,24 @@ class Scripted:
 TRIALS = (4.0, 4.9, 4.5)  # of SGD with 0.1, Adam with 0.001 and SGD with 0.1 / 3: the first is the best
 
 
-def scripted(losses, parts=()):
+def scripted(losses, parts=(), *, tokens=False):
     """Return a bench whose measurements have these losses, and the log of its finetunings."""
     log, scores, remaining = [], iter(losses), iter(parts)
     return Bench(
         lambda names, descent: Scripted(log, descent),
-        lambda: Score(next(scores), None, 8),
+        lambda: Score(next(scores), None, 8, tokens),
         lambda: next(remaining, [0.0] * 8),
     ), log
+
+
+@pytest.mark.parametrize(
+    ("after", "tokens", "kept"), [(5.9, False, True), (6.1, False, False), (5.0, True, True), (5.1, True, False)]
+)
+def test_a_repair_during_training_may_raise_the_loss_by_a_fifth_but_not_that_of_a_language_model(after, tokens, kept):
+    bench, log = scripted([5.0, after], tokens=tokens)
+    done = drain(Tuner(batch=8, distill=0.0).repair_briefly(bench, ["w"], 8))
+    assert done.after.loss == (after if kept else 5.0)
+    assert ("undone" in log) != kept
 
 
 def test_the_repair_at_the_end_stops_after_three_failures():

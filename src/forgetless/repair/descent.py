@@ -21,7 +21,8 @@ PART = 2**26  # parameters that Adam moves at once, so that its intermediate res
 class Descent:
     """The steps of one finetuning.
 
-    ``rates`` has the learning rate of each step. With ``spare``, held-out examples of the buffer are not drawn.
+    ``rates`` has the learning rate of each step. With ``spare``, held-out examples of the buffer are not drawn. With
+    ``clip``, gradients whose norm is larger are scaled down to it.
     """
 
     rates: tuple[float, ...]
@@ -29,6 +30,7 @@ class Descent:
     distill: float = 0.0
     optimizer: str = "sgd"  # or "adam"
     spare: bool = False
+    clip: float | None = None
 
     @staticmethod
     def cosine(settings: Finetune) -> Descent:

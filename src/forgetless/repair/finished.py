@@ -16,9 +16,9 @@ from forgetless.repair.objective import Augment, Forward, Loss, Objective, call,
 from forgetless.repair.report import Report
 from forgetless.repair.selection import Selection
 from forgetless.repair.sensitivity import changes
-from forgetless.repair.settings import Finetune
+from forgetless.repair.settings import LANGUAGE_BATCH, Finetune
 from forgetless.repair.trial import try_out
-from forgetless.repair.tuning import Tuner
+from forgetless.repair.tuning import CLIP, Tuner
 from forgetless.repair.weights import match, read_weights
 
 LEAST = 16  # examples, of which two are held out
@@ -83,9 +83,10 @@ def repair(
     earlier = None if before is None else earlier_weights(network, before)
     check_fit(model, buffer, objective, selection.names(selection.choice({})))
     assert buffer.generator is not None
+    tuner = Tuner(LANGUAGE_BATCH, 0.0, clip=CLIP) if objective.shifts else Tuner(Finetune.batch, 0.0)
     return repair_fully(
         model, buffer, objective, selection, before=earlier, limit=steps, total=2 * steps,
-        tuner=Tuner(Finetune.batch, 0.0), generator=buffer.generator,
+        tuner=tuner, generator=buffer.generator,
     )  # fmt: skip
 
 

@@ -12,6 +12,8 @@ STEPS, LR = 300, 0.1  # of FPF
 THRESHOLDS = {"FPF": 1.0, "k-FPF": 0.3}  # of S_g, in the paper
 BUDGET = 0.8  # with searches and measurements, repairs then cost about as much as replay at every step
 
+LANGUAGE_BUDGET, LANGUAGE_BATCH = 0.05, 8  # for causal language models, which memorise the buffer if repaired for long
+
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Checked):

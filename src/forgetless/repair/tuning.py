@@ -1,12 +1,12 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
-A repair during training is one short finetuning by SGD. If it raised the loss on the buffer's held-out examples by more
-than a fifth, it is undone and the rate is halved. After one that is kept, the rate recovers. The repair at the end
-first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
-finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
-repair ends when that happened several times in a row. All of it is undone if the loss fell by a small share and by no
-more than the scatter over the examples explains. (During training such trials mislead, because they look only a few
-steps ahead and the network still has much to learn.)
+A repair during training is one short finetuning by SGD. It is undone, and the rate is halved, if it raised the loss on
+the buffer's held-out examples by more than a fifth, or that of a language model at all. After one that is kept, the
+rate recovers. The repair at the end first searches the optimizer and the learning rate by short trials from the same
+weights. Then it is a sequence of short finetunings: one that lowered the held-out loss raises the rate, one that did
+not is undone and halves it, and the repair ends when that happened several times in a row. All of it is undone if the
+loss fell by a small share and by no more than the scatter over the examples explains. (During training such trials
+mislead, because they look only a few steps ahead and the network still has much to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -24,6 +24,7 @@ from forgetless.repair.held_out import Score, fell
 CHUNK = 20  # steps of a finetuning between two measurements
 LR = 0.05  # of repairs during training, until one is undone
 BATCH_NORM_LR = 0.03  # the same for networks with batch norm
+CLIP = 1.0  # the largest norm of a gradient of language models, as is usual when they are trained
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
 TRIAL = 5  # steps of a trial of the search
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
@@ -81,11 +82,12 @@ def drain(work: Generator[Any, None, T]) -> T:
 class Tuner:
     """Finds how to repair a network, and repairs it.
 
-    ``batch`` and ``distill`` are those of every finetuning, ``lr`` is the highest rate of repairs during training.
+    ``batch``, ``distill`` and ``clip`` are those of every finetuning, ``lr`` is the highest rate of repairs during
+    training.
     """
 
-    def __init__(self, batch: int, distill: float, lr: float = LR) -> None:
-        self._batch, self._distill, self._highest = batch, distill, lr
+    def __init__(self, batch: int, distill: float, lr: float = LR, clip: float | None = None) -> None:
+        self._batch, self._distill, self._highest, self._clip = batch, distill, lr, clip
         self.lr = lr  # of the next repair during training
         self.steps = 0  # taken so far, including trials and steps that were undone
         self.examples = 0  # of all these steps
@@ -98,7 +100,7 @@ class Tuner:
         rate = Rate("sgd", self.lr)
         run = self._begin(bench, names, rate, batch=batch)
         after = yield from self._finetune(bench, run)
-        if after.loss <= NOISE * before.loss:
+        if after.loss <= (1 if before.tokens else NOISE) * before.loss:  # a few sequences have many tokens
             self.lr = min(self._highest, 2 * self.lr)
             return Outcome(before, after, 0, tuple(run.losses()), rate)
         run.undo()
@@ -185,7 +187,7 @@ class Tuner:
     ) -> Finetuning:
         """Begin a finetuning whose rate is annealed to 0 by a cosine, and count its steps."""
         rates = tuple(rate.lr * (1 + math.cos(math.pi * step / steps)) / 2 for step in range(steps))
-        descent = Descent(rates, batch or self._batch, self._distill, rate.optimizer, spare=True)
+        descent = Descent(rates, batch or self._batch, self._distill, rate.optimizer, spare=True, clip=self._clip)
         run = bench.begin(names, descent)
         self.steps += steps
         self.examples += steps * run.drawn

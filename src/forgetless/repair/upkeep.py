@@ -33,10 +33,11 @@ from forgetless.repair.restoring import copies, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
-from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, LR, Bench, Outcome, Tuner, drain
+from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LR, Bench, Outcome, Tuner, drain
 
 RESERVE = 200  # steps for the end that repairs during training leave over, but at most three quarters of the budget
 LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
+LANGUAGE_LEAST = 60  # the same for causal language models
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -60,7 +61,8 @@ class Upkeep:
         self.selection = Selection(self._network, settings, grouping, head)
         self._shapes = self._present_shapes()
         normalised = any(isinstance(module, _BatchNorm) for module in self._network.modules())
-        self.tuner = Tuner(settings.batch, settings.distill, BATCH_NORM_LR if normalised else LR)
+        rate, clip = BATCH_NORM_LR if normalised else LR, CLIP if objective.shifts else None
+        self.tuner = Tuner(settings.batch, settings.distill, rate, clip)
         self._processes = Processes()
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
@@ -220,7 +222,8 @@ class Upkeep:
 
     def limit(self) -> int:
         """Return the number of steps that the repair at the end may take."""
-        return max(LEAST, int((self._budget * self.trained - self.spent) / self.settings.batch))
+        least = LANGUAGE_LEAST if self.objective.shifts else LEAST
+        return max(least, int((self._budget * self.trained - self.spent) / self.settings.batch))
 
     def sensitivities(self) -> dict[str, float]:
         """Return no S_g: repairs within a budget do not need it, so it is not tracked."""
