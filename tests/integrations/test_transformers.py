@@ -22,7 +22,7 @@ TEXT = pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="its text is t
 
 # Fewer or shorter repairs than the example's, which take much longer.
 VIT = {"every": 150, "steps": 100, "window": 15}
-BERT = {"every": 100, "steps": 100, "lr": 0.1}
+BERT = {"every": 100, "steps": 100}
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,7 @@ BERT = {"every": 100, "steps": 100, "lr": 0.1}
     [("transformers_vit", VIT, 40.0), pytest.param("transformers_text", BERT, 12.0, marks=TEXT)],
     indirect=["example"],
 )
-def test_k_fpf_repairs_a_pretrained_transformer(example, settings, gain, monkeypatch):
-    monkeypatch.setattr(example, "TOKENS", 24, raising=False)  # the beginning of a text suffices
+def test_k_fpf_repairs_a_pretrained_transformer(example, settings, gain):
     plain = example.run("plain", quick=True)
     repaired = example.run("k-FPF", quick=True, **settings)
     assert plain.trained == 1.0
