@@ -91,7 +91,18 @@ def cell(value: float | None) -> str:
 
 def table(rows: Mapping[str, Mapping[str, float]], tuned: Mapping[str, Mapping[str, float | None]]) -> str:
     """Return the main table."""
-    header = ["", "ER", "DER++", "ER + FPF", "DER++ + FPF", "GDumb", "**recipe**", "FLOPs / ER's", "best FPF, tuned", "best k-FPF, tuned"]
+    header = [
+        "",
+        "ER",
+        "DER++",
+        "ER + FPF",
+        "DER++ + FPF",
+        "GDumb",
+        "**recipe**",
+        "FLOPs / ER's",
+        "best FPF, tuned",
+        "best k-FPF, tuned",
+    ]
     lines = []
     for stream, row in rows.items():
         accuracies = [cell(row.get(name)) for name in ("er", "derpp", *TUNED_FPF, "gdumb", "recipe")]
