@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 LENGTH = 256  # tokens of a sequence
 SEQUENCES = {"test": 128, "validation": 64, "train": 3840}  # the most of each split
-REQUEST = re.compile(r"^[.'].*$\n?", re.MULTILINE)  # a line of roff that is no text
+REQUEST = re.compile(r"^[.'].*$\n?", re.MULTILINE)  # a line of roff with a request
 ESCAPES = ((re.compile(r"\\f\(?\w|\\[,/&%|^]"), ""), (re.compile(r"\\-"), "-"), (re.compile(r"\\\((?:aq|dq)"), "'"))
 
 

@@ -40,7 +40,7 @@ def _portable(arguments: list[str]) -> list[str]:
     if "--out" in words:
         position = words.index("--out")
         del words[position : position + 2]
-    for option, placeholder in (("--work", "FOLDER"), ("--avalanche", "PYTHON")):
+    for option, placeholder in (("--work", "FOLDER"), ("--wheels", "FOLDER"), ("--avalanche", "PYTHON")):
         if option in words:
             words[words.index(option) + 1] = placeholder
     return words
