@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# Modules are compiled when they are first imported: to compile all of them would double the time of the set-up.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 .PHONY: demo test test-avalanche docs lint format audit clean
 
