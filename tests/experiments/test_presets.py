@@ -13,10 +13,12 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_every_name_in_the_presets_is_known():
-    for name in ("der_authors", "borrowed", "mir_candidates", "grids", "repair_by_stream", "searched", "searched_for"):
+    by_stream = ("borrowed", "mir_candidates", "grids", "repair_by_stream", "searched", "searched_for")
+    for name in ("der_authors", "method_authors", *by_stream):
         assert set(preset_table(name)) <= set(catalogue.STREAMS)
     assert set(preset_table("stream_defaults")) == set(catalogue.STREAMS)
-    for methods in (preset_table("repair_by_method"), *preset_table("der_authors").values()):
+    authors = [methods for name in ("der_authors", "method_authors") for methods in preset_table(name).values()]
+    for methods in (preset_table("repair_by_method"), *authors):
         assert set(methods) <= set(catalogue.METHODS)
     assert set(preset_table("borrowed").values()) <= set(preset_table("der_authors"))
 
@@ -32,6 +34,15 @@ def test_the_der_authors_settings_by_buffer():
 
 def test_a_stream_without_settings_borrows_and_says_so():
     assert preset("seq-organamnist", "er", "none", 500)["lr"] == (0.1, "DER authors, seq-cifar10")
+    assert preset("seq-pacs", "cls_er", "none", 500)["lr"] == (0.05, "authors of cls_er, seq-tinyimagenet")
+
+
+@pytest.mark.parametrize("stream", list(preset_table("method_authors")))
+def test_settings_of_a_methods_authors_are_valid(stream):
+    for method in preset_table("method_authors")[stream]:
+        for buffer in (200, 500):
+            settings, _ = resolve(stream, method, {"buffer": buffer})
+            assert settings.method == method
 
 
 def test_repairs_start_from_the_papers_steps_and_thresholds():

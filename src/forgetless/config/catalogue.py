@@ -50,6 +50,8 @@ METHODS = _table({
     "der": ("forgetless.methods.der:DER", "dark experience replay (Buzzega et al. 2020)"),
     "derpp": ("forgetless.methods.derpp:DERpp", "dark experience replay with labels (Buzzega et al. 2020)"),
     "mir": ("forgetless.methods.mir:MIR", "replay of what is maximally interfered with (Aljundi et al. 2019)"),
+    "er_ace": ("forgetless.methods.er_ace:ERACE", "replay with asymmetric cross-entropy (Caccia et al. 2022)"),
+    "cls_er": ("forgetless.methods.cls_er:CLSER", "replay with fast and slow averages of weights (Arani et al. 2022)"),
     "si": ("forgetless.methods.si:SI", "synaptic intelligence (Zenke et al. 2017)"),
     "mas": ("forgetless.methods.mas:MAS", "memory aware synapses (Aljundi et al. 2018)"),
     "packnet": ("forgetless.methods.packnet:PackNet", "packing by pruning, for task-IL (Mallya & Lazebnik 2018)"),

@@ -60,6 +60,7 @@ def preset(
     authors = preset_table("der_authors")
     lender = stream if stream in authors else preset_table("borrowed").get(stream, "")
     take(authors.get(lender, {}).get(method, {}), f"DER authors, {lender}")
+    take(preset_table("method_authors").get(lender, {}).get(method, {}), f"authors of {method}, {lender}")
     if defaults.get("network", "mlp") != "mlp":
         take(preset_table("large_network").get(method, {}), "for its cost with a large network")
     if method == "mir" and stream in preset_table("mir_candidates"):
