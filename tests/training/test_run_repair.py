@@ -175,6 +175,9 @@ def test_distillation_needs_stored_logits(name):
     if name in ("agem", "icarl"):
         with pytest.raises(ValueError, match="distill is 0.5, but the memory of .* holds no logits"):
             run_small(method, finetune=finetune)
+    elif name == "scr":
+        with pytest.raises(ValueError, match=r"step\(\) of SCR does not return logits, which .* distillation need"):
+            run_small(method, finetune=finetune)
     else:
         assert run_small(method, finetune=finetune)[1].finetunings
 

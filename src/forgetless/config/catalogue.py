@@ -57,6 +57,7 @@ METHODS = _table({
     "packnet": ("forgetless.methods.packnet:PackNet", "packing by pruning, for task-IL (Mallya & Lazebnik 2018)"),
     "hat": ("forgetless.methods.hat:HAT", "hard attention to the task, for task-IL (Serrà et al. 2018)"),
     "masked": ("forgetless.methods.masked:Masked", "plain training among the classes of the task (Zeno et al. 2018)"),
+    "scr": ("forgetless.methods.scr:SCR", "contrastive replay, nearest class mean (Mai et al. 2021)"),
 })  # fmt: skip
 
 NETWORKS = _table({

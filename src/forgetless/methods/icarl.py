@@ -38,17 +38,11 @@ class ICaRL(Method):
     def begin(self, learner: Learner) -> None:
         self.former: nn.Module | None = None  # the network before this task
         self.means: Tensor | None = None  # (classes, features), until the network moves
-        if not callable(getattr(learner.network, "features", None)):
-            raise ValueError(f"icarl needs a network with features(x); {type(learner.network).__name__} has none")
+        check_features(learner, "icarl")
         if learner.buffer.capacity < learner.classes:
             needed = f"with {learner.classes} classes icarl needs {learner.classes} or more"
             raise ValueError(f"buffer is {learner.buffer.capacity}; {needed}, an equal number of exemplars per class")
-        labels = (~learner.foreign).nonzero()[:, 1].tolist()  # of all tasks in a row
-        if labels != list(range(len(labels))):
-            raise ValueError(
-                "icarl needs every class in one task only, and classes numbered in the order of the tasks, as by "
-                f"forgetless.data.builders.from_tensors; the classes of the tasks in a row are {labels}"
-            )
+        check_class_order(learner, "icarl")
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.means = None
@@ -97,16 +91,42 @@ class ICaRL(Method):
         if not len(learner.buffer) or learner.finetuned:
             return learner.forward(x)
         if self.means is None:
-            exemplars = features(learner, learner.buffer["x"])
-            one_hot = exemplars.new_zeros(len(exemplars), learner.classes)
-            one_hot.scatter_(1, learner.buffer["y"][:, None], 1.0)
-            self.means = F.normalize(one_hot.T @ exemplars)
-        distances = torch.cdist(unit_features(learner.network, x), self.means)
-        return -distances.masked_fill(~self.means.any(1), torch.inf)  # classes without exemplars
+            self.means = class_means(learner)
+        return nearest_mean(learner, x, self.means)
 
 
 def _frozen_copy(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+def check_features(learner: Learner, method: str) -> None:
+    """Raise ``ValueError`` for a network that cannot return the inputs of its output layer."""
+    if not callable(getattr(learner.network, "features", None)):
+        raise ValueError(f"{method} needs a network with features(x); {type(learner.network).__name__} has none")
+
+
+def check_class_order(learner: Learner, method: str) -> None:
+    """Raise ``ValueError`` unless every class is in one task only and classes are numbered in the order of tasks."""
+    labels = (~learner.foreign).nonzero()[:, 1].tolist()  # of all tasks in a row
+    if labels != list(range(len(labels))):
+        raise ValueError(
+            f"{method} needs every class in one task only, and classes numbered in the order of the tasks, as by "
+            f"forgetless.data.builders.from_tensors; the classes of the tasks in a row are {labels}"
+        )
+
+
+def class_means(learner: Learner) -> Tensor:
+    """Return the mean features of the stored examples of each class, of length 1, or 0 for a class without any."""
+    exemplars = features(learner, learner.buffer["x"])
+    one_hot = exemplars.new_zeros(len(exemplars), learner.classes)
+    one_hot.scatter_(1, learner.buffer["y"][:, None], 1.0)
+    return F.normalize(one_hot.T @ exemplars)
+
+
+def nearest_mean(learner: Learner, x: Tensor, means: Tensor) -> Tensor:
+    """Return scores of all classes: the negative distance to their mean, −∞ for classes without examples."""
+    distances = torch.cdist(unit_features(learner.network, x), means)
+    return -distances.masked_fill(~means.any(1), torch.inf)
 
 
 @torch.no_grad()
