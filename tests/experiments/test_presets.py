@@ -37,6 +37,13 @@ def test_a_stream_without_settings_borrows_and_says_so():
     assert preset("seq-pacs", "cls_er", "none", 500)["lr"] == (0.05, "authors of cls_er, seq-tinyimagenet")
 
 
+def test_star_starts_from_the_settings_of_derpp():
+    found, other = (preset("seq-tinyimagenet", method, "none", 200) for method in ("star", "derpp"))
+    assert found == other
+    assert found["beta"] == (1.0, "DER authors, seq-tinyimagenet, buffer 200")
+    assert preset("seq-cifar10", "star", "none", 200)["beta"] == (0.1, "authors of star, seq-cifar10")
+
+
 @pytest.mark.parametrize("stream", list(preset_table("method_authors")))
 def test_settings_of_a_methods_authors_are_valid(stream):
     for method in preset_table("method_authors")[stream]:

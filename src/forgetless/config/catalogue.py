@@ -52,6 +52,7 @@ METHODS = _table({
     "mir": ("forgetless.methods.mir:MIR", "replay of what is maximally interfered with (Aljundi et al. 2019)"),
     "er_ace": ("forgetless.methods.er_ace:ERACE", "replay with asymmetric cross-entropy (Caccia et al. 2022)"),
     "cls_er": ("forgetless.methods.cls_er:CLSER", "replay with fast and slow averages of weights (Arani et al. 2022)"),
+    "star": ("forgetless.methods.star:STAR", "DER++ with outputs stable around the weights (Eskandar et al. 2025)"),
     "si": ("forgetless.methods.si:SI", "synaptic intelligence (Zenke et al. 2017)"),
     "mas": ("forgetless.methods.mas:MAS", "memory aware synapses (Aljundi et al. 2018)"),
     "packnet": ("forgetless.methods.packnet:PackNet", "packing by pruning, for task-IL (Mallya & Lazebnik 2018)"),

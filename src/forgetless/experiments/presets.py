@@ -59,7 +59,7 @@ def preset(
     take(defaults, f"default of {stream}")
     authors = preset_table("der_authors")
     lender = stream if stream in authors else preset_table("borrowed").get(stream, "")
-    take(authors.get(lender, {}).get(method, {}), f"DER authors, {lender}")
+    take(authors.get(lender, {}).get(preset_table("extends").get(method, method), {}), f"DER authors, {lender}")
     take(preset_table("method_authors").get(lender, {}).get(method, {}), f"authors of {method}, {lender}")
     if defaults.get("network", "mlp") != "mlp":
         take(preset_table("large_network").get(method, {}), "for its cost with a large network")

@@ -30,10 +30,16 @@ class DERpp(Method):
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         if not len(learner.buffer):
             return sgd_step(learner, batch)
-        dark, labelled = learner.recall(), learner.recall()
-        logits, dark_logits, labelled_logits = learner.forward_each(batch.x, dark["x"], labelled["x"])
-        loss = F.cross_entropy(logits, batch.y)
-        loss = loss + self.alpha * F.mse_loss(dark_logits, dark["logits"])
-        loss = loss + self.beta * F.cross_entropy(labelled_logits, labelled["y"])
+        loss, logits = derpp_loss(learner, batch, self.alpha, self.beta)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}
+
+
+def derpp_loss(learner: Learner, batch: Batch, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+    """Return the loss of DER++ with two draws from the buffer, and the logits of the batch."""
+    dark, labelled = learner.recall(), learner.recall()
+    logits, dark_logits, labelled_logits = learner.forward_each(batch.x, dark["x"], labelled["x"])
+    loss = F.cross_entropy(logits, batch.y)
+    loss = loss + alpha * F.mse_loss(dark_logits, dark["logits"])
+    loss = loss + beta * F.cross_entropy(labelled_logits, labelled["y"])
+    return loss, logits

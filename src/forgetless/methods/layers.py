@@ -1,4 +1,4 @@
-"""What MIR, PackNet and HAT share: the layers of a network in order, and a network with other weights."""
+"""What FDR, MIR, STAR, PackNet and HAT share: the layers of a network in order, and a network with other weights."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

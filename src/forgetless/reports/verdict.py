@@ -14,7 +14,7 @@ from forgetless.reports.glossary import term
 from forgetless.reports.rows import Row, family, grouped, plus_minus
 from forgetless.training.metrics import mean_std
 
-REPLAY = ("er", "der", "derpp", "mir", "er_ace", "cls_er", "fdr", "agem")  # methods that replay at every step
+REPLAY = ("er", "der", "derpp", "mir", "er_ace", "cls_er", "star", "fdr", "agem")  # methods that replay at every step
 SETUP = ("network", "epochs", "order", "buffer")  # what compared rows have in common
 SETUPS = 4  # a large sweep has more setups than anyone reads about
 
