@@ -86,21 +86,18 @@ class FPF:
         steps: The steps of one scheduled finetuning. Default: 300 without ``every``, 100 with it.
         lr: Its learning rate, annealed to 0 by a cosine. Default: 0.1 without ``every``, 0.05 with it.
         distill: λ of the term λ · MSE(stored logits, logits). 0: k-FPF-CE, above 0: k-FPF-KD.
-        budget: The examples that repairs may use per training example, at most 10. Default: 0.8, for a causal language
-            model 0.05.
+        budget: The examples that repairs may use per training example, up to 10. Default: 0.8 (language models: 0.05).
         policy: "reservoir" (a uniform sample of all examples), "balanced" (equal shares of the classes in ``y``) or
             "distinct" (repeats count once; equal shares of the classes and of the periods that ``boundary()`` begins).
             Default: "distinct", on a schedule "reservoir".
-        batch: The number of examples drawn from the buffer per step of a finetuning, with at most 16,384 tokens.
-            Default: 32, within a budget for a causal language model 8.
+        batch: Examples drawn from the buffer per step, with at most 16,384 tokens. Default: 32 (language models: 8).
         groups: "auto" (those that forget), "all", or the names of groups.
         threshold: With "auto" on a schedule, choose the groups with S_g above it. Default: 1, with ``every`` 0.3.
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
         head: The module of the output layer, where ``forgetless.groups`` cannot recognise it.
         window: The steps whose changes are compared. Windows replace the paper's epochs. Default: 20.
-        detect: Detect the shifts of the data from the changes of the parameters, until ``boundary()`` announces one
-            (default on a schedule). After a finetuning, a shift is detected only if three whole windows lie between
-            them. A restart of the learning rate looks like a shift.
+        detect: Detect shifts of the data from changes of the parameters (default on a schedule), until ``boundary()``
+            announces one. After a finetuning three windows must pass. A restart of the rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
         loss: ``(output, y) -> loss``, replaces cross-entropy. "model": the model's own loss, ``output.loss`` or
             ``output["loss"]`` of ``model(**x, labels=y)`` (x is a mapping) or ``model(x, y)`` (x is a tensor). This is

@@ -60,9 +60,7 @@ class Upkeep:
         self._grouping, self._head = grouping, head
         self.selection = Selection(self._network, settings, grouping, head)
         self._shapes = self._present_shapes()
-        normalised = any(isinstance(module, _BatchNorm) for module in self._network.modules())
-        rate, clip = BATCH_NORM_LR if normalised else LR, CLIP if objective.shifts else None
-        self.tuner = Tuner(settings.batch, settings.distill, rate, clip)
+        self.tuner = _tuner(self._network, settings, objective)
         self._processes = Processes()
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
@@ -295,3 +293,9 @@ class Upkeep:
         if (shapes := self._present_shapes()) != self._shapes:
             self._shapes = shapes
             self.selection = Selection(self._network, self.settings, self._grouping, self._head)
+
+
+def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
+    normalised = any(isinstance(module, _BatchNorm) for module in network.modules())
+    clip = CLIP if objective.shifts else None
+    return Tuner(settings.batch, settings.distill, BATCH_NORM_LR if normalised else LR, clip)
