@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
-from forgetless.compute.shards import compute_device, is_sharded, shard, shard_count
+from forgetless.compute.shards import compute_device, is_sharded, shard
 from forgetless.networks.mlp import backpropagates
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import finetuning_modes, unfrozen
-from forgetless.repair.gradients import NO_GRADIENT, Gradients
+from forgetless.repair.gradients import NO_GRADIENT, Gradients, clipped
 from forgetless.repair.objective import (
     Augment,
     Forward,
@@ -253,7 +253,8 @@ class Finetuning:
         if self._descent.optimizer == "adam":
             gradients = _dense(targets, gradients)  # its averages are of the same parameters in every step
         if self._descent.clip is not None:
-            gradients = self._clip(parameters, _dense(targets, gradients), self._descent.clip)
+            shared = self._processes if self._sharded else None
+            gradients = clipped(parameters, _dense(targets, gradients), self._descent.clip, shared)
         pairs = [(p, g) for p, g in zip(targets, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if pairs:
@@ -264,14 +265,6 @@ class Finetuning:
                 self._losses.index_copy_(0, self._schedule.step, value.detach().float().reshape(1))
                 self._schedule.step.add_(1)
                 self._schedule.checked = True
-
-    def _clip(self, parameters: list[nn.Parameter], gradients: list[Tensor], most: float) -> list[Tensor]:
-        """Return the gradients, scaled down if the norm of all of them together exceeds ``most``."""
-        squares = [g.square().sum() * shard_count(p) for p, g in zip(parameters, gradients, strict=True)]
-        square = torch.stack(squares).sum()
-        if self._sharded and self._processes is not None:
-            square = self._processes.mean(square)  # the sum over shards: each was counted as often as there are shards
-        return list(torch._foreach_mul(gradients, (most / square.sqrt()).clamp(max=1.0)))
 
     def _descend(self, parameters: list[Tensor], gradients: list[Tensor], step: int) -> None:
         """Update the parameters. With a schedule, SGD's gradients have the rate already, which saves a pass."""

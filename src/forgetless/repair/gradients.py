@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.shards import averaging, reshard, shard
+from forgetless.compute.distributed import Processes
+from forgetless.compute.shards import averaging, reshard, shard, shard_count
 
 NO_GRADIENT = (
     "the loss does not depend on the tensors to finetune: forward or loss detaches it or runs under torch.no_grad(), "
@@ -48,6 +49,20 @@ class Gradients:
                 reshard(self._network)
                 return [None if parameter.grad is None else shard(parameter.grad) for parameter in chosen]
         return torch.autograd.grad(value, chosen, scale, allow_unused=True)
+
+
+def clipped(
+    parameters: Sequence[Tensor], gradients: list[Tensor], most: float, processes: Processes | None
+) -> list[Tensor]:
+    """Return the gradients, scaled down if the norm of all together exceeds ``most``.
+
+    Give the ``processes`` of a sharded network, each of which has the gradients of its shards.
+    """
+    squares = [g.square().sum() * shard_count(p) for p, g in zip(parameters, gradients, strict=True)]
+    square = torch.stack(squares).sum()
+    if processes is not None:
+        square = processes.mean(square)  # the sum over shards: each was counted as often as there are shards
+    return list(torch._foreach_mul(gradients, (most / square.sqrt()).clamp(max=1.0)))
 
 
 @contextmanager
