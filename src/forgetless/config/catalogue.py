@@ -59,6 +59,7 @@ METHODS = _table({
     "hat": ("forgetless.methods.hat:HAT", "hard attention to the task, for task-IL (Serrà et al. 2018)"),
     "masked": ("forgetless.methods.masked:Masked", "plain training among the classes of the task (Zeno et al. 2018)"),
     "scr": ("forgetless.methods.scr:SCR", "contrastive replay, nearest class mean (Mai et al. 2021)"),
+    "xder_rpc": ("forgetless.methods.xder_rpc:XDERRPC", "extended DER with a fixed classifier (Boschini et al. 2022)"),
 })  # fmt: skip
 
 NETWORKS = _table({

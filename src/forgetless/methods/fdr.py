@@ -9,7 +9,6 @@ statistics of the batch. In evaluation mode z would be wrong, since the running 
 of stored images. Deviation: these passes do not move the running statistics towards the new images.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
-from forgetless.methods.layers import WithWeights
-from forgetless.methods.learner import Batch, Learner, evaluating
+from forgetless.methods.layers import training_outputs
+from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
 from forgetless.methods.sgd import sgd_step
 
@@ -48,11 +47,7 @@ class FDR(Method):
     def end_task(self, learner: Learner, task: Task, number: int) -> None:
         share = max(1, learner.buffer.capacity // (number + 1))
         new = task.train.sample(share, learner.generator)
-        parts = new.x.to(learner.device).tensor_split(max(1, len(new) // learner.batch))
-        buffers = {name: buffer.clone() for name, buffer in learner.network.named_buffers()}
-        network = WithWeights(learner.network, buffers)  # its own statistics stay
-        with evaluating(network) if len(new) < learner.smallest_batch else nullcontext():
-            logits = torch.cat([learner.engine.forward(network, learner.augment(part)) for part in parts])
+        logits = training_outputs(learner, new.x)
         learner.spend("memory", len(new))
         rows = {"x": new.x, "y": new.y, "logits": logits, "task": torch.full_like(new.y, number)}
         if len(learner.buffer):

@@ -39,10 +39,7 @@ class ICaRL(Method):
         self.former: nn.Module | None = None  # the network before this task
         self.means: Tensor | None = None  # (classes, features), until the network moves
         check_features(learner, "icarl")
-        if learner.buffer.capacity < learner.classes:
-            needed = f"with {learner.classes} classes icarl needs {learner.classes} or more"
-            raise ValueError(f"buffer is {learner.buffer.capacity}; {needed}, an equal number of exemplars per class")
-        check_class_order(learner, "icarl")
+        check_exemplars(learner, "icarl")
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         self.means = None
@@ -105,8 +102,11 @@ def check_features(learner: Learner, method: str) -> None:
         raise ValueError(f"{method} needs a network with features(x); {type(learner.network).__name__} has none")
 
 
-def check_class_order(learner: Learner, method: str) -> None:
-    """Raise ``ValueError`` unless every class is in one task only and classes are numbered in the order of tasks."""
+def check_exemplars(learner: Learner, method: str) -> None:
+    """Raise ``ValueError`` if the buffer has no place for every class, or if classes are not in the order of tasks."""
+    if learner.buffer.capacity < learner.classes:
+        needed = f"with {learner.classes} classes {method} needs {learner.classes} or more"
+        raise ValueError(f"buffer is {learner.buffer.capacity}; {needed}, an equal number of exemplars per class")
     labels = (~learner.foreign).nonzero()[:, 1].tolist()  # of all tasks in a row
     if labels != list(range(len(labels))):
         raise ValueError(

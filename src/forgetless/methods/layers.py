@@ -1,7 +1,7 @@
-"""What FDR, MIR, STAR, PackNet and HAT share: the layers of a network in order, and a network with other weights."""
+"""What several methods share: the layers of a network in order, and a network with other weights or statistics."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, final
 
 import torch
@@ -24,6 +24,15 @@ class WithWeights(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = functional_call(self.network, self.weights, (x,))
         return logits
+
+
+def training_outputs(learner: Learner, images: Tensor) -> Tensor:
+    """Return the network's outputs for images in training mode, augmented, without moving its running statistics."""
+    parts = images.to(learner.device).tensor_split(max(1, len(images) // learner.batch))
+    buffers = {name: buffer.clone() for name, buffer in learner.network.named_buffers()}
+    network = WithWeights(learner.network, buffers)
+    with evaluating(network) if len(images) < learner.smallest_batch else nullcontext():
+        return torch.cat([learner.engine.forward(network, learner.augment(part)) for part in parts])
 
 
 def find_layers(learner: Learner) -> tuple[list[str], str]:
