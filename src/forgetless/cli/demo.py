@@ -23,7 +23,7 @@ def demo(
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per method.")] = 3,
     quiet: Quiet = False,
 ) -> None:
-    """Train methods with and without FPF on the digits, in under a minute; print a table and write a page."""
+    """Train methods with and without FPF on the digits, in about a minute; print a table and write a page."""
     runs = expand_plan({**read_toml(PLAN), "seeds": seeds})
     check_runs(runs, out)
     if show_sweep(runs, out, sweep(runs, out)).failed:
