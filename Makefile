@@ -1,8 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Modules are compiled when they are first imported: to compile all of them would double the time of the set-up.
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
 .PHONY: demo test test-avalanche docs lint format audit clean
 
