@@ -26,7 +26,7 @@ from forgetless.methods.sgd import sgd_step
 @final
 @dataclass
 class ERACE(Method):
-    """Compare the batch's classes among themselves, and all classes on replayed examples only."""
+    """Compare the batch's classes only with each other, and all classes only on replayed examples."""
 
     memory: ClassVar[str] = "reservoir"
 

@@ -11,7 +11,6 @@ from forgetless.config.fields import SEED, Checked, setting
 STEPS, LR = 300, 0.1  # of FPF
 THRESHOLDS = {"FPF": 1.0, "k-FPF": 0.3}  # of S_g, in the paper
 BUDGET = 0.8  # with searches and measurements, repairs then cost about as much as replay at every step
-
 LANGUAGE_BUDGET, LANGUAGE_BATCH = 0.05, 8  # for causal language models, which memorise the buffer if repaired for long
 
 

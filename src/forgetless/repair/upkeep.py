@@ -296,6 +296,7 @@ class Upkeep:
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
+    """Return a tuner with the rates of networks with or without batch norm, and the clipping of language models."""
     normalised = any(isinstance(module, _BatchNorm) for module in network.modules())
     clip = CLIP if objective.shifts else None
     return Tuner(settings.batch, settings.distill, BATCH_NORM_LR if normalised else LR, clip)
