@@ -3,10 +3,11 @@
     python benchmarks/language.py --domains domains.npz --device cuda --work FOLDER [--rows ROW,…] [--seeds 3]
 
 ``benchmarks/domains.py`` makes domains.npz. Each domain has 240 steps of AdamW on 16 new sequences of 256 tokens. All
-rows have a buffer of 200 sequences. A training searches its learning rate with a quarter of the steps: chosen is the
-lowest mean loss over the four domains on validation text. Then it runs with each seed, and is measured on test text.
+rows have a buffer of 200 sequences. A training searches its learning rate with the first seed: chosen is the lowest
+mean loss over the four domains on validation text. Then it runs with the other seeds. All are measured on test text.
 The weight of the interpolation is chosen on validation text too; ``FPF`` and ``forgetless repair`` use nothing but the
-buffer. What is measured is added to benchmarks/records/language.json; what is there already is skipped.
+buffer. A token that is only predicted, without a backward pass, counts as a third of one. What is measured is added to
+benchmarks/records/language.json; what is there already is skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -31,17 +32,19 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, __
 
 from domains import package
 from forgetless import FPF
+from forgetless.repair.buffer import HELD_OUT
 from forgetless.repair.report import Report
 from forgetless.repair.settings import LANGUAGE_BATCH
+from forgetless.repair.tuning import CHUNK
 from provenance import provenance, publish
 
 RECORD = Path(__file__).parent / "records" / "language.json"
 DOMAINS, UNTOUCHED = ("speeches", "German", "Python", "French"), "reference"
-STEPS, SHORT, BATCH, CAPACITY = 240, 60, 16, 200
+STEPS, BATCH, CAPACITY = 240, 16, 200
 WARMUP, LAST, CLIP = 20, 0.1, 1.0  # steps, the last rate as a share of the highest, the largest norm of a gradient
+STEPS_OF_REPAIR = 60  # of ``forgetless repair``, as many as ``FPF`` has
 RATES = (3e-5, 1e-4, 3e-4)
 TOWARDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # the weight of the newest weights in an interpolation
-NO_REPAIR = 1e-9  # a budget for an FPF that only watches
 Weights = dict[str, Tensor]
 
 
@@ -114,10 +117,12 @@ def loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def losses(model: nn.Module, text: Text, split: str) -> dict[str, float]:
+def losses(
+    model: nn.Module, text: Text, split: str, domains: Sequence[str] = (*DOMAINS, UNTOUCHED)
+) -> dict[str, float]:
     """Return the mean loss per token on each domain."""
     means = {}
-    for domain in (*DOMAINS, UNTOUCHED):
+    for domain in domains:
         parts = text(domain, split).split(64)
         means[domain] = sum(float(loss(model, part)) * len(part) for part in parts) / sum(map(len, parts))
     return means
@@ -224,17 +229,19 @@ class Learner:
         self._adam = Adam(self.model)
         self._device = next(model.parameters()).device
 
-    def train(self, rate: float, seed: int, split: str, repair: Mapping[str, Any]) -> dict[str, Any]:
+    def train(self, rate: float, seed: int, repair: Mapping[str, Any] | None) -> dict[str, Any]:
         """Train on the domains in turn.
 
-        Return the losses, the cost, the FPF that watched, and the weights before the newest domain. A search is a
-        shorter training on validation text. ``repair`` are the settings of the FPF.
+        Return the losses on test and validation text, at the end and on each domain when it had been learned, the cost,
+        the FPF that watched, and the weights before the newest domain. ``repair`` are the settings of the FPF; None:
+        without one.
         """
-        row, steps = self._row, SHORT * self._steps // STEPS if split == "validation" else self._steps
+        row, steps = self._row, self._steps
         self.model.load_state_dict(self._start)
-        fpf = watch(self.model, seed, **repair)
+        fpf = None if repair is None else watch(self.model, seed, **repair)
         order, replay = torch.Generator().manual_seed(seed), Replay(row.replay, seed)
-        learned, tokens, began = {}, 0, time.perf_counter()
+        tokens, seconds, watching = 0, 0.0, 0.0
+        learned: dict[str, dict[str, float]] = {"test": {}, "validation": {}}
         before: Weights = {}
         for domain in DOMAINS:
             sequences = self._text(domain, "train")
@@ -242,22 +249,43 @@ class Learner:
             self._adam.reset()
             if domain == DOMAINS[-1]:
                 before = copy(self.model)
+            began = self._now()
             for step, new in enumerate(sequences.split(BATCH)):
                 batch = replay.extend(new)
                 self._adam.step(batch, rate * share_of_rate(step, steps))
                 tokens += batch.numel()
-                fpf.observe({"input_ids": new}, new)
+                if fpf is not None:
+                    fpf.observe({"input_ids": new}, new)
+            ended = self._now()
             replay.remember(sequences)
-            fpf.boundary()
-            learned[domain] = losses(self.model, self._text, split)
+            if fpf is not None:
+                fpf.boundary()
+            seconds += ended - began
+            watching += self._now() - ended
+            for split, found in learned.items():
+                found |= losses(self.model, self._text, split, [domain])
+        validation = {"learned": learned["validation"], "losses": losses(self.model, self._text, "validation")}
         return {
-            "learned": {domain: learned[domain][domain] for domain in DOMAINS},
-            "losses": learned[DOMAINS[-1]],
+            "learned": learned["test"],
+            "losses": losses(self.model, self._text, "test"),
+            "validation": validation,
             "tokens": tokens,
-            "seconds": time.perf_counter() - began,
+            "seconds": seconds,
+            "watching": watching,
             "fpf": fpf,
             "before": before,
         }
+
+    def _now(self) -> float:
+        """Return the time after everything that was launched on a GPU."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def _mean(run: Mapping[str, Any]) -> float:
+    """Return the mean loss over the domains on validation text."""
+    return fmean(run["validation"]["losses"][domain] for domain in DOMAINS)
 
 
 def share_of_rate(step: int, steps: int) -> float:
@@ -281,54 +309,67 @@ class Study:
 
     def measure(self, name: str, seeds: int) -> None:
         """Measure a row with each seed. All others need the rate, and most the weights, of the row ``plain``."""
-        todo = [seed for seed in range(seeds) if not self._has(name, seed)]
-        if name in TRAININGS and todo:
-            self._measure_training(name, todo)
-        for seed in todo if name not in TRAININGS else ():
+        if name in TRAININGS:
+            self._measure_training(name, seeds)
+            return
+        for seed in range(seeds):
+            if self._has(name, seed):
+                continue
             plain = torch.load(self._work / f"plain-{seed}.pt", weights_only=True)
             self._model.load_state_dict(plain["after"])
             start = time.perf_counter()
             more = self._measure_repair(name, seed, plain)
             seconds = time.perf_counter() - start
-            extra = more.pop("cost", 0.0)
+            extra, watching = more.pop("cost", 0.0), more.pop("watching", 0.0)
             self._add(
                 name, seed, losses=losses(self._model, self._text, "test"), tokens=round(plain["tokens"] * (1 + extra)),
-                seconds=plain["seconds"] + seconds, **more,
+                seconds=plain["seconds"] + watching + seconds, **more,
             )  # fmt: skip
 
-    def _measure_training(self, name: str, seeds: list[int]) -> None:
+    def _measure_training(self, name: str, seeds: int) -> None:
+        """Search the rate with the first seed, whose training at the best rate counts, then train with the others."""
         row = TRAININGS[name]
         learner = Learner(row, self._text, self._model, self._pretrained, self._steps)
         searched: dict[str, float] = self.content["searches"].setdefault(name, {})
         for value in row.rates:
             if str(value) not in searched:
-                found = learner.train(*self._given(row, value, 0, "validation"))["losses"]
-                searched[str(value)] = fmean(found[domain] for domain in DOMAINS)
+                run = self._train(name, learner, value, 0, best=min(searched.values(), default=math.inf))
+                searched[str(value)] = _mean(run)
                 self._write()
         best = float(min(searched, key=searched.__getitem__))
-        trained = [parameter.numel() for parameter in learner.model.parameters() if parameter.requires_grad]
-        for seed in seeds:
-            done = learner.train(*self._given(row, best, seed, "test"))
-            fpf, before = done.pop("fpf"), done.pop("before")
-            if name == "plain":
-                plain = {"before": before, "after": copy(learner.model), "fpf": fpf.state_dict()}
-                torch.save(plain | {key: done[key] for key in ("tokens", "seconds")}, self._work / f"plain-{seed}.pt")
-            if row.schedule:
-                done["tokens"] += fpf.finetunings * row.schedule["steps"] * row.schedule["batch"] * self._length
-            self._add(
-                name, seed, rate=best, share=sum(trained) / sum(map(Tensor.numel, self._pretrained.values())), **done
-            )
+        for seed in range(1, seeds):
+            if not self._has(name, seed):
+                self._train(name, learner, best, seed)
         if row.rank:
             cast(Any, learner.model).unload()
         self._model.requires_grad_(requires_grad=True)
 
-    def _given(self, row: Row, value: float, seed: int, split: str) -> tuple[float, int, str, dict[str, Any]]:
-        """Return what ``Learner.train`` is given, for a learning rate or, with k-FPF, for the rate of its repairs."""
+    def _train(self, name: str, learner: Learner, value: float, seed: int, best: float = math.inf) -> dict[str, Any]:
+        """Train once; add the run if it is better than the ``best`` so far on validation text, and return it."""
+        row = TRAININGS[name]
+        done = learner.train(*self._given(row, value, seed))
+        fpf, before, watching = done.pop("fpf"), done.pop("before"), done.pop("watching")
+        if row.schedule:
+            done["tokens"] += fpf.finetunings * row.schedule["steps"] * row.schedule["batch"] * self._length
+        if _mean(done) < best:
+            trained = [parameter.numel() for parameter in learner.model.parameters() if parameter.requires_grad]
+            share = sum(trained) / sum(map(Tensor.numel, self._pretrained.values()))
+            self._add(name, seed, rate=value, share=share, **done)
+            if name == "plain":
+                plain = {"before": before, "after": copy(learner.model), "fpf": fpf.state_dict(), "watching": watching}
+                torch.save(plain | {key: done[key] for key in ("tokens", "seconds")}, self._work / f"plain-{seed}.pt")
+        return done
+
+    def _given(self, row: Row, value: float, seed: int) -> tuple[float, int, dict[str, Any] | None]:
+        """Return what ``Learner.train`` is given, for a learning rate or, with k-FPF, for the rate of its repairs.
+
+        During plain training an FPF watches, which repairs nothing before its end.
+        """
         if not row.schedule:
-            return value, seed, split, {"budget": NO_REPAIR}
+            return value, seed, {} if row is TRAININGS["plain"] else None
         plain = self.content["searches"]["plain"]
         rate = float(min(plain, key=plain.__getitem__))
-        return rate, seed, split, {**row.schedule, "lr": value, "groups": "all"}
+        return rate, seed, {**row.schedule, "lr": value, "groups": "all"}
 
     def _measure_repair(self, name: str, seed: int, plain: Mapping[str, Any]) -> dict[str, Any]:
         """Repair the network after plain training; return the repaired share, and the cost as a share of training's."""
@@ -337,11 +378,11 @@ class Study:
         if name == "forgetless repair":
             return self._repair_folders(seed, plain)
         fpf = watch(self._model, seed, groups=REPAIRS[name])
-        upkeep = plain["fpf"]["upkeep"] | {"budget": fpf.settings.budget}  # the one that watched was to repair nothing
-        fpf.load_state_dict(plain["fpf"] | {"upkeep": upkeep})
+        fpf.load_state_dict(plain["fpf"])
         report = fpf.finish()
         assert isinstance(report, Report)
-        return {"share": report.share, "cost": report.cost, "report": str(report)}
+        cost, lr = report.cost, report.lr
+        return {"share": report.share, "cost": cost, "rate": lr, "watching": plain["watching"], "report": str(report)}
 
     def _interpolate(self, before: Weights, after: Weights) -> dict[str, Any]:
         def between(weight: float) -> float:
@@ -364,16 +405,18 @@ class Study:
         save_file({"input_ids": tokens.cpu().long()}, folder / "examples.safetensors")
         device = next(self._model.parameters()).device
         command = ["repair", "--before", "before", "--after", "after", "--examples", "examples.safetensors"]
-        options = ["--out", "out", "--force", "--device", device.type]
+        options = ["--out", "out", "--force", "--device", device.type, "--steps", str(STEPS_OF_REPAIR)]
         subprocess.run([sys.executable, "-m", "forgetless", *command, *options], cwd=folder, check=True)
         report = json.loads((folder / "out" / "report.json").read_text())
         self._model.load_state_dict(LlamaForCausalLM.from_pretrained(folder / "out").state_dict())
         share = sum(group["share"] for group in report["groups"] if group["repaired"])
         trained = plain["tokens"] / tokens.shape[1]
+        used = report["tried"] * LANGUAGE_BATCH + len(tokens) / HELD_OUT  # by the repair, and by the scores
+        predicted = 2 * len(tokens) + (report["tried"] / CHUNK + 3) * len(tokens) / HELD_OUT
         return {
             "share": share,
-            "cost": report["tried"] * LANGUAGE_BATCH / trained,
-            "command": " ".join(["forgetless", *command]),
+            "cost": (used + predicted / 3) / trained,
+            "command": " ".join(["forgetless", *command, *options]),
         }
 
     @property
@@ -384,6 +427,9 @@ class Study:
         return any((run["row"], run["seed"]) == (name, seed) for run in self.content["runs"])
 
     def _add(self, name: str, seed: int, **values: Any) -> None:
+        """Add a run, in the place of an earlier one of the search."""
+        others = [run for run in self.content["runs"] if (run["row"], run["seed"]) != (name, seed)]
+        self.content["runs"] = others
         self.content["runs"].append({"row": name, "seed": seed, **values})
         self._write()
         print(name, seed, {domain: round(value, 3) for domain, value in values["losses"].items()}, flush=True)

@@ -220,18 +220,19 @@ class FPF:
             return self._repair()
         finally:
             self.buffer.offer(rows)  # also if the repair fails: the training step was made
+            if self.objective.shifts:
+                self._repairer.recall(self.buffer)
 
     def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle(start=False)
         self.buffer.offer(self._checks.rows(*split_labels(x, y), logits, self.buffer), remembered=True)
+        self._repairer.recall(self.buffer, now=True)
 
     def boundary(self) -> None:
-        """Announce that the data shifts here: the next batch belongs to a new task. Shifts are no longer detected.
-
-        Before the first step there is nothing to shift from, and the call has no effect.
-        """
+        """Announce that the data shifts here, if there was a step before. Shifts are no longer detected."""
         if self.step:
+            self._repairer.recall(self.buffer, now=True)
             self._repairer.boundary()
             self.buffer.period += 1
 

@@ -199,6 +199,12 @@ class Buffer:
         part.replace({name: rows[chosen] for name, rows in self._filled().items()})
         return part
 
+    def extended(self, columns: Mapping[str, Tensor]) -> "Buffer":
+        """Return a buffer of all examples with more columns, in the same slots and with the same generator."""
+        wider = Buffer(len(self), device=self.device, generator=self.generator, pad=self.pad)
+        wider.replace({**self._filled(), **columns})
+        return wider
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly as without a stop, as tensors and plain data."""
         if self.device is not None and self.device.type == "cpu":

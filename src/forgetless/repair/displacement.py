@@ -1,5 +1,6 @@
 """Score the groups of a network by how much their displacement raised the loss on some examples."""
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -59,6 +60,19 @@ def displacement_scores(
         totals = {name: processes.mean(total) for name, total in totals.items()}
     known = {group: [totals[name] for name in names if name in totals] for group, names in groups.items()}
     return {group: float(torch.stack(parts).sum()) if parts else None for group, parts in known.items()}
+
+
+def displacement(network: nn.Module, before: Mapping[str, Tensor], processes: Processes | None = None) -> float:
+    """Return how far the parameters that take gradients have moved: the root of their mean squared displacement."""
+    reshard(network)
+    pairs = [
+        (shard(value), before[name])
+        for name, value in network.named_parameters()
+        if value.requires_grad and name in before and before[name].shape == shard(value).shape
+    ]
+    squares = sum(float((now - then.to(now)).square().sum()) for now, then in pairs)
+    every = (processes or Processes()).gather((squares, sum(then.numel() for _, then in pairs)))
+    return math.sqrt(sum(part[0] for part in every) / max(1, sum(part[1] for part in every)))
 
 
 def highest(scores: Mapping[str, float | None]) -> tuple[str, ...]:

@@ -16,18 +16,20 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.modules import unwrap
 from forgetless.compute.shards import compute_device
-from forgetless.repair.buffer import Buffer
+from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import sharing
-from forgetless.repair.displacement import displacement_scores, highest
+from forgetless.repair.displacement import displacement, displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
 from forgetless.repair.held_out import BATCH, evaluating, measure, measure_parts, parts
 from forgetless.repair.objective import Objective
+from forgetless.repair.recollection import Recollection
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
 from forgetless.repair.restoring import Restorer, untouched_randomness
 from forgetless.repair.selection import Selection
-from forgetless.repair.tuning import Bench, Outcome, Tuner, drain
+from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 
+REACH = 0.5  # a repair of a language model moves weights at most this far, relative to what the training moved them
 ENOUGH = 0.99  # fewer groups are kept if they take back this share of the loss that repairing all takes back
 
 
@@ -44,6 +46,7 @@ def repair_fully(
     generator: torch.Generator,
     processes: Processes | None = None,
     still: Collection[str] = (),
+    recollection: Recollection | None = None,
 ) -> Report:
     """Repair the selected groups until the loss on the held-out examples stops falling, and return a report.
 
@@ -51,6 +54,9 @@ def repair_fully(
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
     held-out loss as much. A repair takes about ``limit`` steps with its search, and the second one is made only if
     ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move.
+
+    A language model is brought back to what it predicted earlier, its ``recollection``. Adam's rate is then such that
+    ``limit`` steps move a weight at most half as far as the training has moved it since ``before``, in the mean.
     """
     started = time.monotonic()
     network = unwrap(model)
@@ -61,9 +67,14 @@ def repair_fully(
         correct = correct_by_class(network, buffer, objective, processes)
         scores: dict[str, float | None] = {}
         if before is not None:
-            scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
+            scored = buffer if recollection is None else _held_out(buffer)  # a language model's budget is small
+            scores = displacement_scores(network, scored, objective, before, selection.grouping, processes)
+            tuner.examples += 0 if recollection is None else len(scored)
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
-        work = _Work(model, buffer, objective, (limit, total), tuner, generator, processes)
+        moved = 0.0 if before is None else displacement(network, before, processes)
+        taught = recollection.teach(buffer) if recollection is not None and moved else None
+        rate = None if taught is None else Rate("adam", 2 * REACH * moved / limit)
+        work = _Work(model, buffer, taught or buffer, objective, (limit, total), tuner, generator, processes, rate)
         best = work.repair(by_group, few)
         correct_after = correct_by_class(network, buffer, objective, processes)
     return Report(
@@ -102,23 +113,28 @@ class _Repaired(NamedTuple):
 
 @final
 class _Work:
-    """Repairs of one network on one buffer; ``steps`` counts the steps of all of them."""
+    """Repairs of one network on one buffer; ``steps`` counts the steps of all of them.
+
+    Their finetunings draw from ``taught``, which may hold more about the same examples.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         buffer: Buffer,
+        taught: Buffer,
         objective: Objective,
         limits: tuple[int, int],
         tuner: Tuner,
         generator: torch.Generator,
         processes: Processes | None,
+        rate: Rate | None,
     ) -> None:
-        self._network, self._tuner = unwrap(model), tuner
+        self._network, self._tuner, self._rate = unwrap(model), tuner, rate
         self._limit, self._total = limits
         self._bench = Bench(
             lambda names, descent: Finetuning(
-                model, buffer, names, sharing(descent, processes), objective, generator, processes=processes
+                model, taught, names, sharing(descent, processes), objective, generator, processes=processes
             ),
             lambda: measure(model, buffer, objective, processes=processes),
             lambda: measure_parts(model, buffer, objective, processes),
@@ -148,9 +164,14 @@ class _Work:
     def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], limit: int) -> _Repaired:
         earlier = self._tuner.steps
         names = [name for group in chosen for name in groups[group]]
-        outcome = drain(self._tuner.repair_fully(self._bench, names, limit, skip_known=True))
+        outcome = drain(self._tuner.repair_fully(self._bench, names, limit, skip_known=True, rate=self._rate))
         self.steps += self._tuner.steps - earlier
         return _Repaired(chosen, outcome)
+
+
+def _held_out(buffer: Buffer) -> Buffer:
+    """Return a buffer of the held-out examples."""
+    return buffer.subset(torch.arange(len(buffer)) % HELD_OUT == 0)
 
 
 def _report_groups(

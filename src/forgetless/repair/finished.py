@@ -13,6 +13,7 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
 from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
+from forgetless.repair.recollection import Recollection
 from forgetless.repair.report import Report
 from forgetless.repair.selection import Selection
 from forgetless.repair.sensitivity import changes
@@ -84,9 +85,13 @@ def repair(
     check_fit(model, buffer, objective, selection.names(selection.choice({})))
     assert buffer.generator is not None
     tuner = Tuner(LANGUAGE_BATCH, 0.0, clip=CLIP) if objective.shifts else Tuner(Finetune.batch, 0.0)
+    recollection = None
+    if objective.shifts and earlier is not None:
+        recollection = Recollection(objective)
+        recollection.predict_twice(model, buffer, earlier)
     return repair_fully(
         model, buffer, objective, selection, before=earlier, limit=steps, total=2 * steps,
-        tuner=tuner, generator=buffer.generator,
+        tuner=tuner, generator=buffer.generator, recollection=recollection,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """What a finetuning minimises, CE(y, f(x)) + λ · MSE(z, f(x)), and how examples become columns of a buffer.
 
 z are the logits stored with x. λ is ``distill``: 0 for FPF and k-FPF-CE, above 0 for k-FPF-KD. ``loss`` replaces the
-cross-entropy; ``loss="model"`` is the model's own loss, which is the default for a causal language model.
+cross-entropy; ``loss="model"`` is the model's own loss, which is the default for a causal language model. Where the
+columns ``recalled`` hold what a language model predicted earlier, the distance to that replaces all of this.
 """
 
 import inspect
@@ -25,8 +26,10 @@ Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
 
 LABELS = ("labels", "label", "y")  # the entries of a batch that hold its labels
+RECALLED = "recalled"  # the columns ids, logs and weight under this name hold what the network predicted earlier
 # What flash attention gets besides position_ids, from which it follows: where packed sequences begin.
 VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+SMALL = 1e-6  # the least probability of all unlikely tokens together
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
 
 
@@ -70,7 +73,7 @@ def call(model: nn.Module, x: Any) -> Any:
 
     Of an output with an entry or attribute ``logits`` these are the logits. Any other output is returned as it is.
     """
-    return _entry(_raw(model, x), "logits")
+    return logits_of(_raw(model, x))
 
 
 def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
@@ -228,6 +231,8 @@ class Objective:
 
     def value(self, output: Any, rows: Mapping[str, Tensor], distill: float) -> Tensor:
         """Return the loss of a batch, given the network's output for it."""
+        if f"{RECALLED}.ids" in rows:
+            return _divergence(logits_of(output), rows)
         value: Any
         own = self.uses_own_loss(rows)
         if self.loss is None and not own:
@@ -241,7 +246,7 @@ class Objective:
                 what = "the model's output has no loss, it is" if own else "loss returned"
                 raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
         if distill:
-            value = value + distill * F.mse_loss(_entry(output, "logits").float(), rows["logits"].float())
+            value = value + distill * F.mse_loss(logits_of(output).float(), rows["logits"].float())
         return value  # type: ignore[no-any-return]
 
     def is_cross_entropy(self, output: Any, rows: Mapping[str, Tensor], value: Tensor) -> bool:
@@ -263,7 +268,9 @@ class Objective:
         return torch.stack(correct).sum(), torch.stack(labels).sum()
 
     def examples(self, rows: Mapping[str, Tensor], distill: float) -> int | Tensor:
-        """Return the number of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
+        """Return the number (or weight) of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
+        if f"{RECALLED}.ids" in rows:
+            return _weights(rows).sum()
         y = unpack(rows, "y")
         counts = self.loss is None or self.counts_tokens(rows)
         if counts and not distill and isinstance(y, Tensor) and not y.is_floating_point():
@@ -280,7 +287,7 @@ class Objective:
                 check_values(stored_y, logits.shape[1 if y.is_floating_point() else class_axis(y, logits)])
                 tensors.append(logits)
         if distill:
-            logits = _entry(output, "logits")
+            logits = logits_of(output)
             if not isinstance(logits, Tensor):
                 raise TypeError(f"the output is a {type(logits).__name__}; distill needs one tensor of logits")
             tensors.append(logits)
@@ -318,6 +325,11 @@ class Objective:
         return [(entries[name], y[name]) for name in y]
 
 
+def logits_of(output: Any) -> Any:
+    """Return the logits of an output that names them; the output itself if it does not."""
+    return _entry(output, "logits")
+
+
 def _columns(name: str, value: Any) -> dict[str, Tensor]:
     return {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
 
@@ -348,6 +360,26 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     if not y.is_floating_point() and class_axis(y, logits) != 1:
         logits, labels = logits.flatten(0, -2), labels.flatten()
     return F.cross_entropy(logits, labels)
+
+
+def _divergence(logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
+    """Return the mean over labels of the Kullback-Leibler divergence from what was predicted earlier.
+
+    All tokens besides the most likely ones count as one.
+    """
+    width = rows["y"].shape[1] - 1  # a draw is as long as its longest sequence
+    ids, logs = (rows[f"{RECALLED}.{name}"][:, :width] for name in ("ids", "logs"))
+    scores, logs, weights = logits[:, :-1].float(), logs.float(), _weights(rows)
+    now = scores.gather(2, ids.long()) - scores.logsumexp(2, keepdim=True)
+    rest, rest_now = (1 - values.exp().sum(2) for values in (logs, now))
+    rest, rest_now = rest.clamp(min=SMALL), rest_now.clamp(min=SMALL)
+    divergence = (logs.exp() * (logs - now)).sum(2) + rest * (rest.log() - rest_now.log())
+    return (weights * divergence).sum() / weights.sum()
+
+
+def _weights(rows: Mapping[str, Tensor]) -> Tensor:
+    """Return the weight of each predicted token: that of its sequence, or 0 without a label."""
+    return (rows["y"][:, 1:] != NO_LABEL) * rows[f"{RECALLED}.weight"][:, None]
 
 
 def _of_labelled(logits: Tensor, y: Tensor) -> Tensor:

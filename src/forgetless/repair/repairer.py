@@ -106,6 +106,9 @@ class Repairer:
         """Return S_g of each group, and which groups are chosen."""
         return self.selection.profile(self.tracker.task_changes(), len(self.tracker.between_tasks))
 
+    def recall(self, buffer: Buffer, *, now: bool = False) -> None:
+        """Do nothing: only repairs within a budget bring a language model back to earlier predictions."""
+
     def boundary(self) -> None:
         """Begin a new task here. From now on no shift is detected."""
         self._detector = None

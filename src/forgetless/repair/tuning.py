@@ -1,12 +1,12 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
 A repair during training is one short finetuning by SGD. It is undone, and the rate is halved, if it raised the loss on
-the buffer's held-out examples by more than a fifth, or that of a language model at all. After one that is kept, the
-rate recovers. The repair at the end first searches the optimizer and the learning rate by short trials from the same
-weights. Then it is a sequence of short finetunings: one that lowered the held-out loss raises the rate, one that did
-not is undone and halves it, and the repair ends when that happened several times in a row. All of it is undone if the
-loss fell by a small share and by no more than the scatter over the examples explains. (During training such trials
-mislead, because they look only a few steps ahead and the network still has much to learn.)
+the buffer's held-out examples by more than a fifth. After one that is kept, the rate recovers. The repair at the end
+first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
+finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
+repair ends when that happened several times in a row. If a rate is given, it is one long finetuning. All of it is
+undone if the loss fell by a small share and by no more than the scatter over the examples explains. (During training
+such trials mislead, because they look only a few steps ahead and the network still has much to learn.)
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -100,7 +100,7 @@ class Tuner:
         rate = Rate("sgd", self.lr)
         run = self._begin(bench, names, rate, batch=batch)
         after = yield from self._finetune(bench, run)
-        if after.loss <= (1 if before.tokens else NOISE) * before.loss:  # a few sequences have many tokens
+        if after.loss <= NOISE * before.loss:
             self.lr = min(self._highest, 2 * self.lr)
             return Outcome(before, after, 0, tuple(run.losses()), rate)
         run.undo()
@@ -108,30 +108,39 @@ class Tuner:
         return Outcome(before, before, run.steps, (), rate)
 
     def repair_fully(
-        self, bench: Bench, names: Collection[str], limit: int, *, skip_known: bool = False
+        self,
+        bench: Bench,
+        names: Collection[str],
+        limit: int,
+        *,
+        skip_known: bool = False,
+        rate: Rate | None = None,
     ) -> Generator[None, None, Outcome]:
         """Repair the named tensors at the end: search a rate, then finetune while that helps.
 
-        Both together take about ``limit`` steps, but one finetuning always follows the search. With ``skip_known``
+        Both together take about ``limit`` steps, but one finetuning always follows the search. If a rate is given, it
+        is one finetuning of ``limit`` steps, which is undone if the held-out loss did not fall. With ``skip_known``
         nothing is done if the network knows the held-out examples by heart: its training has seen them, so a lower loss
         on them would say nothing about other data.
         """
         before, earlier = self._first_score(bench), self.steps
         if skip_known and before.accuracy == 1 and before.loss < KNOWN:
             return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
-        rate = yield from self._search(bench, names, before)
+        if rate is not None:
+            return (yield from self._repair_until_done(bench, names, before, rate, limit, limit))
+        found = yield from self._search(bench, names, before)
         left = max(CHUNK, limit - (self.steps - earlier))
-        return (yield from self._repair_until_done(bench, names, before, rate, left))
+        return (yield from self._repair_until_done(bench, names, before, found, left, CHUNK))
 
     def _repair_until_done(
-        self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int
+        self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int, chunk: int
     ) -> Generator[None, None, Outcome]:
         rate, best, first = found, before, None
         parts = self._parts(bench)
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
-            run = self._begin(bench, names, rate)
+            run = self._begin(bench, names, rate, steps=chunk)
             score = yield from self._finetune(bench, run)
             if score.loss < best.loss:
                 best, failures, first = score, 0, first or run

@@ -28,6 +28,7 @@ from forgetless.repair.groups import float_tensors
 from forgetless.repair.held_out import measure, measure_parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
+from forgetless.repair.recollection import Recollection
 from forgetless.repair.report import Report
 from forgetless.repair.restoring import copies, untouched_randomness
 from forgetless.repair.selection import Selection
@@ -38,6 +39,7 @@ from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LR, Bench, Outc
 RESERVE = 200  # steps for the end that repairs during training leave over, but at most three quarters of the budget
 LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 LANGUAGE_LEAST = 60  # the same for causal language models
+RECALL = 1 / 3  # of the budget, for predictions of new sequences by a language model until a shift is announced
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -61,6 +63,7 @@ class Upkeep:
         self.selection = Selection(self._network, settings, grouping, head)
         self._shapes = self._present_shapes()
         self.tuner = _tuner(self._network, settings, objective)
+        self._recollection = Recollection(objective) if objective.shifts else None
         self._processes = Processes()
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
@@ -109,8 +112,19 @@ class Upkeep:
         """Note that the data shifts here."""
         self.shifts.append(self.step)
 
+    def recall(self, buffer: Buffer, *, now: bool = False) -> None:
+        """Note what a language model predicts for new sequences of the buffer: ``now``, or if the budget allows it."""
+        recollection = self._recollection
+        if recollection is None or not (now or (self.step % CHUNK == 0 and not self.shifts)):
+            return
+        most = recollection.predicted + buffer.capacity * self._processes.count
+        if now or most / 3 <= RECALL * self._budget * self.trained:
+            recollection.predict(self.model, buffer, self._processes)
+
     def affords_repair(self) -> bool:
-        """Return whether the budget allows a repair during training now."""
+        """Return whether the budget allows a repair during training now. That of a language model is for the end."""
+        if self._recollection is not None:
+            return False
         earned = self._budget * self.trained
         reserve = min(0.75 * earned, RESERVE * self.settings.batch)
         return self.settings.spread and earned - reserve >= self.spent + CHUNK * self.batch
@@ -130,7 +144,8 @@ class Upkeep:
 
         An example that is only measured counts as a third, since it has no backward pass.
         """
-        return self.tuner.examples + self.tuner.measured * self.held_out / 3
+        predicted = 0 if self._recollection is None else self._recollection.predicted
+        return self.tuner.examples + (self.tuner.measured * self.held_out + predicted) / 3
 
     @property
     def held_out(self) -> int:
@@ -207,10 +222,12 @@ class Upkeep:
         if not self.step:  # the buffer holds examples from outside the training
             self.start()
         self._held = sum(self._processes.gather(len(buffer)))
+        self.recall(buffer, now=True)
         limit = self.limit()
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
+            recollection=self._recollection,
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
         self.repairs += 1
@@ -220,8 +237,11 @@ class Upkeep:
 
     def limit(self) -> int:
         """Return the number of steps that the repair at the end may take."""
-        least = LANGUAGE_LEAST if self.objective.shifts else LEAST
-        return max(least, int((self._budget * self.trained - self.spent) / self.settings.batch))
+        left = self._budget * self.trained - self.spent
+        if self._recollection is None:
+            return max(LEAST, int(left / self.settings.batch))
+        scored = 3 * self.held_out  # by the scores of groups, and by measurements before and after the repair
+        return max(LANGUAGE_LEAST, int((left - scored) / self.settings.batch))
 
     def sensitivities(self) -> dict[str, float]:
         """Return no S_g: repairs within a budget do not need it, so it is not tracked."""
@@ -249,6 +269,7 @@ class Upkeep:
             "anchor": dict(self._anchor),
             "budget": self._budget,
             "tuner": self.tuner.state_dict(),
+            **({} if self._recollection is None else {"recollection": self._recollection.state_dict()}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -258,6 +279,8 @@ class Upkeep:
         if saved and not saved.items() & present.items():  # a run of the benchmark has no anchor
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
+        if self._recollection is not None and "recollection" in state:
+            self._recollection.load_state_dict(state["recollection"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting, self.largest = list(state["shifts"]), set(state["resting"]), state["largest"]
