@@ -13,11 +13,10 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
-from forgetless.compute.modules import unwrap
+from forgetless.compute.modules import has_batch_norm, unwrap
 from forgetless.compute.shards import shard
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import sharing
@@ -297,6 +296,5 @@ class Upkeep:
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
     """Return a tuner with the rates of networks with or without batch norm, and the clipping of language models."""
-    normalised = any(isinstance(module, _BatchNorm) for module in network.modules())
     clip = CLIP if objective.shifts else None
-    return Tuner(settings.batch, settings.distill, BATCH_NORM_LR if normalised else LR, clip)
+    return Tuner(settings.batch, settings.distill, BATCH_NORM_LR if has_batch_norm(network) else LR, clip)
