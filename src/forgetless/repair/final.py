@@ -44,13 +44,15 @@ def repair_fully(
     generator: torch.Generator,
     processes: Processes | None = None,
     still: Collection[str] = (),
+    adam_below: float = 0.0,
 ) -> Report:
     """Repair the selected groups until the loss on the held-out examples stops falling, and return a report.
 
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
     held-out loss as much. A repair takes about ``limit`` steps with its search, and the second one is made only if
-    ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move.
+    ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move. If the
+    accuracy on the held-out examples is below ``adam_below``, Adam repairs the network.
     """
     started = time.monotonic()
     network = unwrap(model)
@@ -63,7 +65,7 @@ def repair_fully(
         if before is not None:
             scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
-        work = _Work(model, buffer, objective, (limit, total), tuner, generator, processes)
+        work = _Work(model, buffer, objective, (limit, total), tuner, adam_below, generator, processes)
         best = work.repair(by_group, few)
         correct_after = correct_by_class(network, buffer, objective, processes)
     return Report(
@@ -111,10 +113,11 @@ class _Work:
         objective: Objective,
         limits: tuple[int, int],
         tuner: Tuner,
+        adam_below: float,
         generator: torch.Generator,
         processes: Processes | None,
     ) -> None:
-        self._network, self._tuner = unwrap(model), tuner
+        self._network, self._tuner, self._adam_below = unwrap(model), tuner, adam_below
         self._limit, self._total = limits
         self._bench = Bench(
             lambda names, descent: Finetuning(
@@ -148,7 +151,8 @@ class _Work:
     def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], limit: int) -> _Repaired:
         earlier = self._tuner.steps
         names = [name for group in chosen for name in groups[group]]
-        outcome = drain(self._tuner.repair_fully(self._bench, names, limit, skip_known=True))
+        work = self._tuner.repair_fully(self._bench, names, limit, skip_known=True, adam_below=self._adam_below)
+        outcome = drain(work)
         self.steps += self._tuner.steps - earlier
         return _Repaired(chosen, outcome)
 

@@ -37,6 +37,7 @@ from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LR, Bench, Outc
 RESERVE = 200  # steps for the end that repairs during training leave over, but at most three quarters of the budget
 LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 LANGUAGE_LEAST = 60  # the same for causal language models
+FORGOTTEN = 0.5  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -161,12 +162,7 @@ class Upkeep:
         return self.selection.why_not({})
 
     def repair(
-        self,
-        buffer: Buffer,
-        generator: torch.Generator,
-        engine: Engine | None = None,
-        *,
-        at_end: bool = False,
+        self, buffer: Buffer, generator: torch.Generator, engine: Engine | None = None, *, at_end: bool = False
     ) -> Generator[None, None, Outcome]:
         """Repair all selected groups: shortly, or ``at_end`` until the held-out loss stops falling."""
         processes = self._processes
@@ -210,6 +206,7 @@ class Upkeep:
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
+            adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
         self.repairs += 1
