@@ -69,11 +69,11 @@ class FPF:
     searches the optimizer and the learning rate, repairs until the held-out loss stops falling, and keeps to the groups
     that forget if that is as good as repairing all. It changes nothing if the loss did not fall by more than noise.
 
-    With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao et
-    al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen, since Eq.
-    1 compares two tasks; S_g is the mean over all shifts. The groups are chosen at the first finetuning that can
-    choose, and kept. Deviations from the paper are those of ``forgetless.sensitivity`` and ``forgetless.select``, and
-    windows of steps instead of epochs.
+    With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao
+    et al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen,
+    since Eq. 1 compares two tasks. The groups are chosen at the first finetuning that can choose, and kept.
+    Deviations from the paper are those of ``forgetless.sensitivity`` and ``forgetless.select``, and windows of
+    steps instead of epochs.
 
     Parameters that are frozen when the object is made are not finetuned; those frozen later are left out while they are
     frozen. Use one FPF per network: it would count the finetunings of another as training.

@@ -208,6 +208,23 @@ def test_examples_known_by_heart_start_no_repair(accuracy, loss, kept):
     assert (tuner.steps > 0) == kept
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "trials", "rates"),
+    [
+        (0.49, (4.9, 4.95), [0.001, 0.001 / 3]),
+        (0.5, TRIALS, [0.1, 0.001, 0.1 / 3]),
+        (None, TRIALS, [0.1, 0.001, 0.1 / 3]),
+    ],
+)
+def test_the_search_tries_only_adam_below_an_accuracy(accuracy, trials, rates):
+    losses = iter([5.0, *trials, 3.0])
+    bench, log = scripted([])
+    bench = bench._replace(measure=lambda: Score(next(losses), accuracy, 8))
+    done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, ["w"], limit=20, adam_below=0.5))
+    assert log[::2] == [*((5, pytest.approx(rate)) for rate in rates), (20, rates[0])]
+    assert done.rate == Rate("adam" if accuracy == 0.49 else "sgd", rates[0])
+
+
 def test_what_is_undone_at_the_end_includes_all_that_was_kept():
     torch.manual_seed(0)
     model, buffer = nn.Linear(4, 2).double(), Buffer(16)

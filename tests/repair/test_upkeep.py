@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from loops import accuracy, make, moved, normalised, run, shifting, state
 from torch import nn
 
-from forgetless import FPF, NonFiniteError, networks
+from forgetless import FPF, Buffer, NonFiniteError, networks, repair
 from forgetless.repair.objective import Objective
 from forgetless.repair.report import Report
 from forgetless.repair.settings import Finetune
+from forgetless.repair.tuning import drain
 from forgetless.repair.upkeep import Upkeep
 
 
@@ -120,6 +121,38 @@ def test_finish_leaves_a_perfect_network_as_it_is():
     assert report.tried == 0  # the examples are known by heart, so nothing is searched
     assert moved(before, model) == set()
     assert "the weights are unchanged" in str(report)
+
+
+def predicting(share, norm):
+    """Return a network that predicts this share of the examples, and the examples."""
+    y = torch.arange(64) // 8 % 4
+    model = nn.Sequential(norm, nn.Linear(4, 4, bias=False)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(torch.eye(4).roll(1, 0))
+    predicted = torch.arange(64) // 8 < 8 * share
+    return model, F.one_hot(torch.where(predicted, y - 1, y) % 4, 4).float(), y
+
+
+@pytest.mark.parametrize(
+    ("share", "norm", "optimizer"),
+    [(3 / 8, nn.Identity(), "adam"), (4 / 8, nn.Identity(), "sgd"), (3 / 8, nn.BatchNorm1d(4), "sgd")],
+)
+def test_finish_uses_adam_if_most_is_forgotten_without_batch_norm(share, norm, optimizer):
+    model, x, y = predicting(share, norm)
+    fpf = FPF(model, policy="reservoir")
+    fpf.remember(x, y)
+    report = fpf.finish()
+    assert (report.accuracy_before, report.optimizer) == (share, optimizer)
+
+
+def test_only_finish_uses_adam_for_what_is_forgotten():
+    """Neither the repair of a finished network nor the benchmark's repair at the end does."""
+    model, x, y = predicting(3 / 8, nn.Identity())
+    assert repair(copy.deepcopy(model), (x, y)).optimizer == "sgd"
+    buffer = Buffer(64)
+    buffer.add({"x": x, "y": y})
+    upkeep = Upkeep(model, Finetune.within(1.0), Objective())
+    assert drain(upkeep.repair(buffer, torch.Generator(), at_end=True)).rate.optimizer == "sgd"
 
 
 @pytest.mark.parametrize("policy", ["reservoir", "distinct"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -38,6 +39,11 @@ def without_reducer(model: nn.Module) -> nn.Module:
     """Return the module to call for a forward pass without ``backward()``, for which DDP would wait."""
     waits = any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules())
     return unwrap(model) if waits else model
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Return whether the network has a batch norm."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def generates(model: nn.Module) -> bool:

@@ -10,10 +10,10 @@ from typing import TypeVar, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.compute.engine import Engine
 from forgetless.compute.flops import count, forward_flops
+from forgetless.compute.modules import has_batch_norm
 from forgetless.data.augment import Preparation
 from forgetless.data.stream import Stream
 from forgetless.methods.loader import batch_sizes
@@ -81,7 +81,7 @@ class Learner:
         self._buffer = buffer
         self._example = torch.zeros(1, *stream.shape, dtype=stream.tasks[0].train.x.dtype)
         self._prepare = Preparation(stream, engine.device, channels_last=engine.channels_last)
-        self._batch_norm = any(isinstance(module, _BatchNorm) for module in network.modules())
+        self._batch_norm = has_batch_norm(network)
         # With one image per batch, batch norm would take that image's statistics for those of all images.
         self.smallest_batch = 2 if self._batch_norm else 1
         self._takes_passes = "passes" in inspect.signature(network.forward).parameters

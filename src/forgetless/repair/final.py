@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from functools import partial
 from statistics import mean
 from typing import NamedTuple, final
 
@@ -32,6 +33,8 @@ from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 REACH = 0.5  # a repair of a language model moves weights at most this far, relative to what the training moved them
 ENOUGH = 0.99  # fewer groups are kept if they take back this share of the loss that repairing all takes back
 
+Tune = Callable[[Collection[str], int], Generator[None, None, Outcome]]
+
 
 def repair_fully(
     model: nn.Module,
@@ -47,13 +50,15 @@ def repair_fully(
     processes: Processes | None = None,
     still: Collection[str] = (),
     recollection: Recollection | None = None,
+    adam_below: float = 0.0,
 ) -> Report:
     """Repair the selected groups until the loss on the held-out examples stops falling, and return a report.
 
     With ``before``, the weights from before the data shifted, each group gets a score. If the selection is automatic,
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
     held-out loss as much. A repair takes about ``limit`` steps with its search, and the second one is made only if
-    ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move.
+    ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move. If the
+    accuracy on the held-out examples is below ``adam_below``, Adam repairs the network.
 
     A language model is brought back to what it predicted earlier, its ``recollection``. Adam's rate is then such that
     ``limit`` steps move a weight at most half as far as the training has moved it since ``before``, in the mean.
@@ -74,7 +79,15 @@ def repair_fully(
         moved = 0.0 if before is None else displacement(network, before, processes)
         taught = recollection.teach(buffer) if recollection is not None and moved else None
         rate = None if taught is None else Rate("adam", 2 * REACH * moved / limit)
-        work = _Work(model, buffer, taught or buffer, objective, (limit, total), tuner, generator, processes, rate)
+        bench = Bench(
+            lambda names, descent: Finetuning(
+                model, taught or buffer, names, sharing(descent, processes), objective, generator, processes=processes
+            ),
+            lambda: measure(model, buffer, objective, processes=processes),
+            lambda: measure_parts(model, buffer, objective, processes),
+        )
+        tune = partial(tuner.repair_fully, bench, skip_known=True, adam_below=adam_below, rate=rate)
+        work = _Work(network, (limit, total), tuner, tune)
         best = work.repair(by_group, few)
         correct_after = correct_by_class(network, buffer, objective, processes)
     return Report(
@@ -113,32 +126,14 @@ class _Repaired(NamedTuple):
 
 @final
 class _Work:
-    """Repairs of one network on one buffer; ``steps`` counts the steps of all of them.
+    """Repairs of one network; ``steps`` counts the steps of all of them.
 
-    Their finetunings draw from ``taught``, which may hold more about the same examples.
+    ``tune`` repairs the tensors with the given names in about so many steps.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        buffer: Buffer,
-        taught: Buffer,
-        objective: Objective,
-        limits: tuple[int, int],
-        tuner: Tuner,
-        generator: torch.Generator,
-        processes: Processes | None,
-        rate: Rate | None,
-    ) -> None:
-        self._network, self._tuner, self._rate = unwrap(model), tuner, rate
+    def __init__(self, network: nn.Module, limits: tuple[int, int], tuner: Tuner, tune: Tune) -> None:
+        self._network, self._tuner, self._tune_names = network, tuner, tune
         self._limit, self._total = limits
-        self._bench = Bench(
-            lambda names, descent: Finetuning(
-                model, taught, names, sharing(descent, processes), objective, generator, processes=processes
-            ),
-            lambda: measure(model, buffer, objective, processes=processes),
-            lambda: measure_parts(model, buffer, objective, processes),
-        )
         self.steps = 0
 
     def repair(self, groups: Mapping[str, Collection[str]], few: tuple[str, ...]) -> _Repaired:
@@ -164,7 +159,7 @@ class _Work:
     def _tune(self, groups: Mapping[str, Collection[str]], chosen: tuple[str, ...], limit: int) -> _Repaired:
         earlier = self._tuner.steps
         names = [name for group in chosen for name in groups[group]]
-        outcome = drain(self._tuner.repair_fully(self._bench, names, limit, skip_known=True, rate=self._rate))
+        outcome = drain(self._tune_names(names, limit))
         self.steps += self._tuner.steps - earlier
         return _Repaired(chosen, outcome)
 

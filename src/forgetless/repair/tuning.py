@@ -7,6 +7,10 @@ finetunings: one that lowered the held-out loss raises the rate, one that did no
 repair ends when that happened several times in a row. If a rate is given, it is one long finetuning. All of it is
 undone if the loss fell by a small share and by no more than the scatter over the examples explains. (During training
 such trials mislead, because they look only a few steps ahead and the network still has much to learn.)
+
+The search can be limited to Adam for networks that have forgotten most of the examples. SGD wins the trials there, but
+it ends lower if training has left many ReLUs dead.
+
 Everything here is a generator that yields between two parts of the work, so that runs can share a GPU.
 """
 
@@ -114,6 +118,7 @@ class Tuner:
         limit: int,
         *,
         skip_known: bool = False,
+        adam_below: float = 0.0,
         rate: Rate | None = None,
     ) -> Generator[None, None, Outcome]:
         """Repair the named tensors at the end: search a rate, then finetune while that helps.
@@ -121,14 +126,15 @@ class Tuner:
         Both together take about ``limit`` steps, but one finetuning always follows the search. If a rate is given, it
         is one finetuning of ``limit`` steps, which is undone if the held-out loss did not fall. With ``skip_known``
         nothing is done if the network knows the held-out examples by heart: its training has seen them, so a lower loss
-        on them would say nothing about other data.
+        on them would say nothing about other data. The search tries only Adam if the accuracy on the held-out examples
+        is below ``adam_below``.
         """
         before, earlier = self._first_score(bench), self.steps
         if skip_known and before.accuracy == 1 and before.loss < KNOWN:
             return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         if rate is not None:
             return (yield from self._repair_until_done(bench, names, before, rate, limit, limit))
-        found = yield from self._search(bench, names, before)
+        found = yield from self._search(bench, names, before, adam_below)
         left = max(CHUNK, limit - (self.steps - earlier))
         return (yield from self._repair_until_done(bench, names, before, found, left, CHUNK))
 
@@ -166,7 +172,9 @@ class Tuner:
         self.lr, self.steps = state["lr"], state["steps"]
         self.examples, self.measured = state["examples"], state["measured"]
 
-    def _search(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, Rate]:
+    def _search(
+        self, bench: Bench, names: Collection[str], before: Score, adam_below: float = 0.0
+    ) -> Generator[None, None, Rate]:
         """Return a rate, found by trials from the present weights, each of ``TRIAL`` steps, which are undone."""
         trials: dict[Rate, float] = {}
 
@@ -177,8 +185,9 @@ class Tuner:
             trials[rate] = score.loss
             return score.loss
 
-        for start in STARTS.items():
-            yield from attempt(Rate(*start))
+        forgotten = before.accuracy is not None and before.accuracy < adam_below
+        for optimizer in ["adam"] if forgotten else STARTS:
+            yield from attempt(Rate(optimizer, STARTS[optimizer]))
         rate = min(trials, key=trials.__getitem__)
         while True:
             loss, rate = trials[rate], Rate(rate.optimizer, rate.lr / FACTOR)

@@ -13,11 +13,10 @@ from warnings import warn
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
-from forgetless.compute.modules import unwrap
+from forgetless.compute.modules import has_batch_norm, unwrap
 from forgetless.compute.shards import shard
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import sharing
@@ -40,6 +39,7 @@ RESERVE = 200  # steps for the end that repairs during training leave over, but 
 LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
 LANGUAGE_LEAST = 60  # the same for causal language models
 RECALL = 1 / 3  # of the budget, for predictions of new sequences by a language model until a shift is announced
+FORGOTTEN = 0.5  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
@@ -177,12 +177,7 @@ class Upkeep:
         return self.selection.why_not({})
 
     def repair(
-        self,
-        buffer: Buffer,
-        generator: torch.Generator,
-        engine: Engine | None = None,
-        *,
-        at_end: bool = False,
+        self, buffer: Buffer, generator: torch.Generator, engine: Engine | None = None, *, at_end: bool = False
     ) -> Generator[None, None, Outcome]:
         """Repair all selected groups: shortly, or ``at_end`` until the held-out loss stops falling."""
         processes = self._processes
@@ -228,6 +223,7 @@ class Upkeep:
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
             recollection=self._recollection,
+            adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
         self.repairs += 1
@@ -320,6 +316,5 @@ class Upkeep:
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
     """Return a tuner with the rates of networks with or without batch norm, and the clipping of language models."""
-    normalised = any(isinstance(module, _BatchNorm) for module in network.modules())
     clip = CLIP if objective.shifts else None
-    return Tuner(settings.batch, settings.distill, BATCH_NORM_LR if normalised else LR, clip)
+    return Tuner(settings.batch, settings.distill, BATCH_NORM_LR if has_batch_norm(network) else LR, clip)
