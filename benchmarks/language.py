@@ -304,7 +304,7 @@ class Study:
 
     def __init__(self, text: Text, model: nn.Module, work: Path, out: Path, steps: int = STEPS) -> None:
         self._text, self._model, self._work, self._out, self._steps = text, model, work, out, steps
-        self._pretrained = copy(model)
+        self._pretrained, self._size = copy(model), sum(parameter.numel() for parameter in model.parameters())
         self.content: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"searches": {}, "runs": []}
 
     def measure(self, name: str, seeds: int) -> None:
@@ -353,7 +353,7 @@ class Study:
             done["tokens"] += fpf.finetunings * row.schedule["steps"] * row.schedule["batch"] * self._length
         if _mean(done) < best:
             trained = [parameter.numel() for parameter in learner.model.parameters() if parameter.requires_grad]
-            share = sum(trained) / sum(map(Tensor.numel, self._pretrained.values()))
+            share = sum(trained) / self._size
             self._add(name, seed, rate=value, share=share, **done)
             if name == "plain":
                 plain = {"before": before, "after": copy(learner.model), "fpf": fpf.state_dict(), "watching": watching}

@@ -30,7 +30,7 @@ from forgetless.repair.restoring import Restorer, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 
-REACH = 0.5  # a repair of a language model moves weights at most this far, relative to what the training moved them
+REACH = 0.15  # the furthest that a repair moves the weights of a language model, relative to the training
 ENOUGH = 0.99  # fewer groups are kept if they take back this share of the loss that repairing all takes back
 
 Tune = Callable[[Collection[str], int], Generator[None, None, Outcome]]
@@ -61,7 +61,8 @@ def repair_fully(
     accuracy on the held-out examples is below ``adam_below``, Adam repairs the network.
 
     A language model is brought back to what it predicted earlier, its ``recollection``. Adam's rate is then such that
-    ``limit`` steps move a weight at most half as far as the training has moved it since ``before``, in the mean.
+    ``limit`` steps move a weight by no more than a small share of how far the training has moved weights since
+    ``before``, in the mean.
     """
     started = time.monotonic()
     network = unwrap(model)
