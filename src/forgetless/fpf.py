@@ -67,13 +67,13 @@ class FPF:
     By default repairs stay within a ``budget``: they finetune on seven eighths of the buffer, and the held-out eighth
     judges the result. Short repairs during training are undone if they clearly raised the held-out loss. ``finish``
     searches the optimizer and the learning rate, repairs until the held-out loss stops falling, and keeps to the groups
-    that forget if that is as good as repairing all. It changes nothing if the loss did not fall by more than noise.
+    that forget if that is as good as repairing all. It changes nothing if the loss did not fall by more than noise. A
+    causal language model is repaired by ``finish`` alone, which brings it back to its own earlier predictions.
 
-    With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao
-    et al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen,
-    since Eq. 1 compares two tasks. The groups are chosen at the first finetuning that can choose, and kept.
-    Deviations from the paper are those of ``forgetless.sensitivity`` and ``forgetless.select``, and windows of
-    steps instead of epochs.
+    With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao et
+    al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen, since Eq.
+    1 compares two tasks. The groups are chosen at the first finetuning that can choose, and kept. Windows of steps
+    replace the paper's epochs.
 
     Parameters that are frozen when the object is made are not finetuned; those frozen later are left out while they are
     frozen. Use one FPF per network: it would count the finetunings of another as training.
@@ -95,7 +95,7 @@ class FPF:
         threshold: With "auto" on a schedule, choose the groups with S_g above it. Default: 1, with ``every`` 0.3.
         grouping: ``{group: names of tensors}``. Default: ``forgetless.groups(model)``.
         head: The module of the output layer, where ``forgetless.groups`` cannot recognise it.
-        window: The steps whose changes are compared. Windows replace the paper's epochs. Default: 20.
+        window: The steps whose changes are compared. Default: 20.
         detect: Detect shifts of the data from changes of the parameters (default on a schedule), until ``boundary()``
             announces one. After a finetuning three windows must pass. A restart of the rate looks like a shift.
         augment: Applied to the inputs drawn from the buffer.
@@ -256,10 +256,7 @@ class FPF:
         return self._repairer.sensitivities()
 
     def profile(self) -> Profile:
-        """Return which groups forget and which are repaired; it prints as a table.
-
-        On the paper's schedule, changes by finetunings between two shifts are included.
-        """
+        """Return which groups forget and which are repaired; it prints as a table."""
         return self._repairer.profile()
 
     def state_dict(self) -> dict[str, Any]:

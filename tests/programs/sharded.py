@@ -6,9 +6,10 @@ Each process writes a summary of every case as JSON. Every process gets its part
 examples and a repair draws all that it may, so that one process with the same data does the same. The network has a
 parameter of one element, of which the second process has an empty shard.
 
-``budget`` and ``schedule``: the two policies, trained without a stop; in two processes also with activation
-checkpointing, ``torch.compile`` and summed gradients (``composed``), with more examples in one process (``uneven``),
-for comparison with DistributedDataParallel (``uneven-ddp``), and prepared by Accelerate (``accelerate``). In four
+``budget`` and ``schedule``: the two policies, trained without a stop; ``language``: a language model within a budget,
+for which a digit is a sequence of 16 tokens. In two processes there are also activation checkpointing,
+``torch.compile`` and summed gradients (``composed``), more examples in one process (``uneven``), the same for
+comparison with DistributedDataParallel (``uneven-ddp``), and what Accelerate prepares (``accelerate``). In four
 processes there are two copies of each shard (``copies``). ``saved``: a checkpoint after 50 steps, then the processes
 are killed. ``resumed``: the rest of the steps, from the checkpoint of two processes. ``missing``: the error of a
 checkpoint that lacks a file.
@@ -44,6 +45,7 @@ import forgetless
 STEPS, SAVED = 60, 50
 SETTINGS: dict[str, dict[str, Any]] = {
     "budget": {"capacity": 64, "batch": 64, "budget": 2},  # which has earned a repair after 40 steps of training
+    "language": {"capacity": 64, "batch": 64, "budget": 2},
     "schedule": {"capacity": 4000, "batch": 4000, "every": 20, "steps": 10, "lr": 0.1, "window": 5, "threshold": 0.5},
 }
 
@@ -64,10 +66,26 @@ class Network(nn.Module):
         return self.head(self.second(hidden)) * self.temperature
 
 
+class Language(Network):
+    """The same network as a causal language model: it predicts the next of 17 tokens from the present one."""
+
+    def __init__(self) -> None:
+        super().__init__(checkpointing=False)
+        self.embedding, self.head = nn.Embedding(17, 64), nn.Linear(33, 17)
+
+    def forward(self, input_ids, labels=None):
+        logits = super().forward(self.embedding(input_ids))
+        loss = labels is not None and F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": loss, "logits": logits}
+
+    def generate(self):
+        """By this method forgetless knows a language model."""
+
+
 def build(policy: str, way: str, count: int):
     """Return the network, the model around it, the optimizer and the FPF."""
     torch.manual_seed(0)
-    network: nn.Module = Network(way == "composed")
+    network: nn.Module = Language() if policy == "language" else Network(way == "composed")
     model = network
     if way == "uneven-ddp":
         model = DistributedDataParallel(network)
@@ -105,6 +123,7 @@ def prepare(network: nn.Module, optimizer: torch.optim.Optimizer):
 def train(policy: str, way: str, count: int, rank: int, folder: Path) -> dict[str, Any]:
     data = load_digits()
     x, y = torch.tensor(data.data, dtype=torch.float32) / 16, torch.tensor(data.target)
+    tokens = torch.tensor(data.data).long().view(-1, 16, 4).sum(2) // 4
     network, model, optimizer, fpf = build(policy, way, count)
     state = {"app": App(network, optimizer), "fpf": forgetless.ShardedState(fpf)}
     begin = 0
@@ -116,17 +135,21 @@ def train(policy: str, way: str, count: int, rank: int, folder: Path) -> dict[st
         first, second = (y // 5 == 2 * step // STEPS).nonzero().flatten()[:32].split(16)
         rows = torch.cat([first, first, second, second])  # as many as the buffer has, so that a repair draws all
         mine = rows.split([52, 12])[rank] if way.startswith("uneven") else rows.chunk(count)[rank]
-        logits = model(x[mine])
-        loss = F.cross_entropy(logits, y[mine]) / scale
+        loss = (
+            model(tokens[mine], tokens[mine])["loss"]
+            if policy == "language"
+            else F.cross_entropy(model(x[mine]), y[mine])
+        )
+        loss = loss / scale
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 7 == 0:
+        if step % 7 == 0 and policy != "language":
             with torch.no_grad():
                 model(x[:4])  # which leaves the root with whole parameters
         if step == STEPS // 2:
             fpf.boundary()
-        fpf.observe(x[mine], y[mine])
+        fpf.observe(*({"input_ids": tokens[mine]}, tokens[mine]) if policy == "language" else (x[mine], y[mine]))
         if way == "saved" and step == SAVED - 1:
             dcp.save(state, checkpoint_id=folder / f"{policy}-checkpoint")
         if way == "saved" and step == SAVED + 3:
@@ -140,8 +163,8 @@ def train(policy: str, way: str, count: int, rank: int, folder: Path) -> dict[st
         "chosen": fpf.profile().chosen,
         "scores": [group.sensitivity for group in fpf.profile().groups],
         "finetunings": fpf.finetunings,
-        "optimizer": done.optimizer if policy == "budget" else "sgd",
-        "losses": [done.loss_before, done.loss_after] if policy == "budget" else done.losses,
+        "optimizer": "sgd" if policy == "schedule" else done.optimizer,
+        "losses": done.losses if policy == "schedule" else [done.loss_before, done.loss_after],
         "sharded": all(hasattr(parameter, "device_mesh") for parameter in shards),
         "gradients": all(p.grad is g for p, g in zip(shards, gradients, strict=True)),
         "smallest": min(shard(parameter).numel() for parameter in shards),
@@ -200,7 +223,8 @@ def main(folder: Path, ways: list[tuple[str, str]]) -> None:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     budget, schedule = ("plain", "uneven", "uneven-ddp"), ("plain", "composed", "accelerate")
-    run_forked(2, main, folder, [("budget", way) for way in budget] + [("schedule", way) for way in schedule])
+    ways = [("budget", way) for way in budget] + [("schedule", way) for way in schedule]
+    run_forked(2, main, folder, [*ways, ("language", "plain")])
     run_forked(4, main, folder, [("schedule", "copies")])
     for policy in SETTINGS:
         with suppress(SystemExit):

@@ -127,7 +127,10 @@ def test_a_resumed_loop_ends_with_the_same_bits(make, settings, tmp_path):
         return model, fpf
 
     (whole, one), (resumed, two) = run([data]), run([data[:13], data[13:]])
-    assert one.finetunings == two.finetunings > 0
+    if "every" in settings:
+        assert one.finetunings == two.finetunings > 0
+    else:
+        assert one.finish().loss_after == two.finish().loss_after
     assert one.buffer.draw(8)["y"].tolist() == two.buffer.draw(8)["y"].tolist()
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)

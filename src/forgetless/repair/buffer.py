@@ -193,17 +193,12 @@ class Buffer:
         """Return the examples from the slot ``start`` up to ``stop``, which is not included."""
         return cut({name: rows[start:stop] for name, rows in self._filled().items()})
 
-    def subset(self, chosen: Tensor) -> "Buffer":
-        """Return a buffer of these examples, given as a mask, with the same generator."""
-        part = Buffer(int(chosen.sum()), device=self.device, generator=self.generator, pad=self.pad)
-        part.replace({name: rows[chosen] for name, rows in self._filled().items()})
+    def subset(self, chosen: Tensor | slice, **more: Tensor) -> "Buffer":
+        """Return a buffer of these examples, given as a mask or slice, with more columns and the same generator."""
+        rows = {name: rows[chosen] for name, rows in self._filled().items()}
+        part = Buffer(len(next(iter(rows.values()))), device=self.device, generator=self.generator, pad=self.pad)
+        part.replace(rows | more)
         return part
-
-    def extended(self, columns: Mapping[str, Tensor]) -> "Buffer":
-        """Return a buffer of all examples with more columns, in the same slots and with the same generator."""
-        wider = Buffer(len(self), device=self.device, generator=self.generator, pad=self.pad)
-        wider.replace({**self._filled(), **columns})
-        return wider
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to continue exactly as without a stop, as tensors and plain data."""

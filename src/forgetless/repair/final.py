@@ -30,7 +30,6 @@ from forgetless.repair.restoring import Restorer, untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 
-REACH = 0.15  # the furthest that a repair moves the weights of a language model, relative to the training
 ENOUGH = 0.99  # fewer groups are kept if they take back this share of the loss that repairing all takes back
 
 Tune = Callable[[Collection[str], int], Generator[None, None, Outcome]]
@@ -61,8 +60,8 @@ def repair_fully(
     accuracy on the held-out examples is below ``adam_below``, Adam repairs the network.
 
     A language model is brought back to what it predicted earlier, its ``recollection``. Adam's rate is then such that
-    ``limit`` steps move a weight by no more than a small share of how far the training has moved weights since
-    ``before``, in the mean.
+    ``limit`` steps may move a weight by a share of how far the training has moved weights since ``before``, in the
+    mean. The share is the loss per token that the model has lost: 0.2 for 0.2 nats, and 1 for 1 nat or more.
     """
     started = time.monotonic()
     network = unwrap(model)
@@ -73,13 +72,18 @@ def repair_fully(
         correct = correct_by_class(network, buffer, objective, processes)
         scores: dict[str, float | None] = {}
         if before is not None:
-            scored = buffer if recollection is None else _held_out(buffer)  # a language model's budget is small
+            # A language model's budget is small, so its groups are scored on the held-out sequences alone.
+            scored = buffer if recollection is None else buffer.subset(slice(None, None, HELD_OUT))
             scores = displacement_scores(network, scored, objective, before, selection.grouping, processes)
             tuner.examples += 0 if recollection is None else len(scored)
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
         moved = 0.0 if before is None else displacement(network, before, processes)
         taught = recollection.teach(buffer) if recollection is not None and moved else None
-        rate = None if taught is None else Rate("adam", 2 * REACH * moved / limit)
+        rate = None
+        if recollection is not None and taught is not None:
+            lost = measure(model, buffer, objective, processes=processes).loss - recollection.loss(buffer, processes)
+            tuner.measured += 1
+            rate = Rate("adam", 2 * min(max(lost, 0.0), 1.0) * moved / limit)  # annealed, the mean rate is half of it
         bench = Bench(
             lambda names, descent: Finetuning(
                 model, taught or buffer, names, sharing(descent, processes), objective, generator, processes=processes
@@ -163,11 +167,6 @@ class _Work:
         outcome = drain(self._tune_names(names, limit))
         self.steps += self._tuner.steps - earlier
         return _Repaired(chosen, outcome)
-
-
-def _held_out(buffer: Buffer) -> Buffer:
-    """Return a buffer of the held-out examples."""
-    return buffer.subset(torch.arange(len(buffer)) % HELD_OUT == 0)
 
 
 def _report_groups(

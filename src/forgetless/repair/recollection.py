@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from statistics import fmean
 from typing import Any, final
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import Processes
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.compute.shards import compute_device
-from forgetless.repair.buffer import Buffer
+from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.held_out import BATCH, evaluating, parts
 from forgetless.repair.objective import RECALLED, Objective, logits_of
 from forgetless.repair.ragged import NO_LABEL, pass_size
@@ -109,7 +110,13 @@ class Recollection:
             ids[place, : len(prediction.ids)] = prediction.ids
             logs[place, : len(prediction.logs)] = prediction.logs
         weight = torch.tensor([NEWEST if key in self._newest else 1.0 for key in keys])
-        return buffer.extended({f"{RECALLED}.ids": ids, f"{RECALLED}.logs": logs, f"{RECALLED}.weight": weight})
+        columns = {f"{RECALLED}.ids": ids, f"{RECALLED}.logs": logs, f"{RECALLED}.weight": weight}
+        return buffer.subset(slice(None), **columns)
+
+    def loss(self, buffer: Buffer, processes: Processes | None = None) -> float:
+        """Return the mean loss of the held-out sequences when they were predicted."""
+        losses = [self._known[key].loss for key in _keys(buffer)[::HELD_OUT]]
+        return fmean(loss for part in (processes or Processes()).gather(losses) for loss in part)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later calls depend on."""

@@ -236,7 +236,7 @@ class Upkeep:
         left = self._budget * self.trained - self.spent
         if self._recollection is None:
             return max(LEAST, int(left / self.settings.batch))
-        scored = 3 * self.held_out  # by the scores of groups, and by measurements before and after the repair
+        scored = 3 * self.held_out  # by the scores of groups, and by measurements around the repair
         return max(LANGUAGE_LEAST, int((left - scored) / self.settings.batch))
 
     def sensitivities(self) -> dict[str, float]:
