@@ -155,14 +155,6 @@ def scripted(losses, parts=()):
     ), log
 
 
-@pytest.mark.parametrize(("after", "kept"), [(5.9, True), (6.1, False)])
-def test_a_repair_during_training_may_raise_the_loss_by_a_fifth(after, kept):
-    bench, log = scripted([5.0, after])
-    done = drain(Tuner(batch=8, distill=0.0).repair_briefly(bench, ["w"], 8))
-    assert done.after.loss == (after if kept else 5.0)
-    assert ("undone" in log) != kept
-
-
 @pytest.mark.parametrize("after", [4.0, 5.5])
 def test_a_given_rate_is_for_one_finetuning(after):
     bench, log = scripted([5.0, after])

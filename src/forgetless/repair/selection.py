@@ -32,7 +32,8 @@ class Selection:
         grouping: Mapping[str, Collection[str]] | None = None,
         head: str | None = None,
     ) -> None:
-        self._network = network
+        self._network, self._given = network, (settings, grouping, head)
+        self._shapes = _shapes(network)
         self.grouping = groups(network, head) if grouping is None else _partition(network, grouping)
         # Only the module that owns these buffers knows what they mean, so they are not chosen unless named.
         self._unknown = {"buffers"} if grouping is None else set()
@@ -48,6 +49,10 @@ class Selection:
         self.threshold = settings.threshold
         self.fixed = settings.groups != "auto"
         self.chosen = self._listed(settings.groups) if self.fixed else None
+
+    def present(self) -> "Selection":
+        """Return this selection, or a new one if layers of the network were added or replaced since."""
+        return self if _shapes(self._network) == self._shapes else Selection(self._network, *self._given)
 
     @property
     def tracked(self) -> list[str]:
@@ -123,6 +128,10 @@ class Selection:
         if frozen and names != "all":
             raise ValueError(f"group {frozen[0]!r} is frozen: all its parameters have requires_grad=False")
         return tuple(group for group in chosen if group in self._live)
+
+
+def _shapes(network: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
 def _partition(network: nn.Module, grouping: Mapping[str, Collection[str]]) -> Groups:

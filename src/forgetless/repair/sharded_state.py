@@ -105,7 +105,7 @@ def _part(parts: Sequence[State], fpf: Observer) -> State:
     if upkeep := own.get("upkeep"):
         upkeep["uncounted"] = 0 if rank else sum(part["upkeep"]["uncounted"] for part in copies)
         upkeep["largest"] = -(-sum(part["upkeep"]["largest"] for part in copies) // count)
-        for part in copies[1:] if "recollection" in upkeep else ():  # what is not in this process's buffer is dropped
+        for part in copies[1:]:  # what is not in this process's buffer is dropped later
             upkeep["recollection"]["known"] |= part["upkeep"]["recollection"]["known"]
             upkeep["recollection"]["newest"] += part["upkeep"]["recollection"]["newest"]
     return own

@@ -59,6 +59,7 @@ UPKEEP = {
     "anchor": SNAPSHOT,
     "budget": float,
     "tuner": {"lr": float, "steps": int, "measured": int},
+    "recollection": {"known": [str, {"ids": Tensor, "logs": Tensor, "loss": float}], "newest": [str], "predicted": int},
 }
 KINDS = {"schedule": SCHEDULE, "upkeep": UPKEEP}
 

@@ -59,11 +59,9 @@ class Upkeep:
         assert settings.budget is not None
         self.model, self.settings, self.objective = model, settings, objective
         self._network, self._budget = unwrap(model), settings.budget
-        self._grouping, self._head = grouping, head
         self.selection = Selection(self._network, settings, grouping, head)
-        self._shapes = self._present_shapes()
         self.tuner = _tuner(self._network, settings, objective)
-        self._recollection = Recollection(objective) if objective.shifts else None
+        self._recollection = Recollection(objective)  # empty unless the network is a language model
         self._processes = Processes()
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
@@ -79,10 +77,7 @@ class Upkeep:
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
     def start(self) -> None:
-        """Measure displacements from the present weights.
-
-        They are copied to host memory, since only ``finish`` reads them.
-        """
+        """Measure displacements from the present weights. Their copy is in host memory: only ``finish`` reads it."""
         self._anchor = {}  # now, so that there are never two copies
         tracked, tensors = set(self.selection.tracked), float_tensors(self._network)
         parameters = {name: tensors[name] for name, _ in self._network.named_parameters() if name in tracked}
@@ -114,16 +109,14 @@ class Upkeep:
 
     def recall(self, buffer: Buffer, *, now: bool = False) -> None:
         """Note what a language model predicts for new sequences of the buffer: ``now``, or if the budget allows it."""
-        recollection = self._recollection
-        if recollection is None or not (now or (self.step % CHUNK == 0 and not self.shifts)):
-            return
-        most = recollection.predicted + buffer.capacity * self._processes.count
-        if now or most / 3 <= RECALL * self._budget * self.trained:
-            recollection.predict(self.model, buffer, self._processes)
+        if self.objective.shifts and (now or self.step % CHUNK == 0):
+            most = self._recollection.predicted + buffer.capacity * self._processes.count
+            if now or (not self.shifts and most / 3 <= RECALL * self._budget * self.trained):
+                self._recollection.predict(self.model, buffer, self._processes)
 
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now. That of a language model is for the end."""
-        if self._recollection is not None:
+        if self.objective.shifts:
             return False
         earned = self._budget * self.trained
         reserve = min(0.75 * earned, RESERVE * self.settings.batch)
@@ -144,8 +137,7 @@ class Upkeep:
 
         An example that is only measured counts as a third, since it has no backward pass.
         """
-        predicted = 0 if self._recollection is None else self._recollection.predicted
-        return self.tuner.examples + (self.tuner.measured * self.held_out + predicted) / 3
+        return self.tuner.examples + (self.tuner.measured * self.held_out + self._recollection.predicted) / 3
 
     @property
     def held_out(self) -> int:
@@ -168,7 +160,7 @@ class Upkeep:
 
     def names(self) -> tuple[str, ...]:
         """Return the tensors that a repair during training moves: all selected ones that are not frozen now."""
-        self._follow_growth()
+        self.selection = self.selection.present()
         names = self.selection.names(self.selection.movable(self.selection.choice({})))
         return tuple(name for name in names if name not in self._still())
 
@@ -222,7 +214,7 @@ class Upkeep:
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
-            recollection=self._recollection,
+            recollection=self._recollection if self.objective.shifts else None,
             adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
@@ -234,7 +226,7 @@ class Upkeep:
     def limit(self) -> int:
         """Return the number of steps that the repair at the end may take."""
         left = self._budget * self.trained - self.spent
-        if self._recollection is None:
+        if not self.objective.shifts:
             return max(LEAST, int(left / self.settings.batch))
         scored = 3 * self.held_out  # by the scores of groups, and by measurements around the repair
         return max(LANGUAGE_LEAST, int((left - scored) / self.settings.batch))
@@ -265,7 +257,7 @@ class Upkeep:
             "anchor": dict(self._anchor),
             "budget": self._budget,
             "tuner": self.tuner.state_dict(),
-            **({} if self._recollection is None else {"recollection": self._recollection.state_dict()}),
+            "recollection": self._recollection.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -275,8 +267,7 @@ class Upkeep:
         if saved and not saved.items() & present.items():  # a run of the benchmark has no anchor
             raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
         self.tuner.load_state_dict(state["tuner"])
-        if self._recollection is not None and "recollection" in state:
-            self._recollection.load_state_dict(state["recollection"])
+        self._recollection.load_state_dict(state["recollection"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting, self.largest = list(state["shifts"]), set(state["resting"]), state["largest"]
@@ -303,15 +294,6 @@ class Upkeep:
             rows = {name: buffer[name] for name in buffer.columns}
             try_out(self.model, self.objective, rows, names=names, batch=2, distill=self.settings.distill)
         return bool(names)
-
-    def _present_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(parameter.shape) for name, parameter in self._network.named_parameters()}
-
-    def _follow_growth(self) -> None:
-        """Select again if layers were added or replaced since."""
-        if (shapes := self._present_shapes()) != self._shapes:
-            self._shapes = shapes
-            self.selection = Selection(self._network, self.settings, self._grouping, self._head)
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
