@@ -11,7 +11,19 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import choice, defaults, findings, pictures, reliability, results, scale, speed, studies, transformers
+from pages import (
+    choice,
+    defaults,
+    findings,
+    language,
+    pictures,
+    reliability,
+    results,
+    scale,
+    speed,
+    studies,
+    transformers,
+)
 from pages.rows import DOCS
 from pages.template import render
 
@@ -25,6 +37,7 @@ PAGES = {
     "scale.md": scale,
     "reliability.md": reliability,
     "transformers.md": transformers,
+    "smollm2.md": language,
 }
 
 

@@ -1,5 +1,6 @@
 """The code of README.md runs, its numbers match the records, and the generated pages are up to date."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -131,3 +132,45 @@ def test_a_contradicted_claim_stops_the_build():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True)
     assert "the records contradict this sentence: 'Water is dry.'" in done.stderr
+
+
+@pytest.fixture
+def language_page(monkeypatch):
+    """Return the module that computes the values of docs/smollm2.md."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("pages.language")
+
+
+def test_recovery_of_a_language_model_is_the_mean_over_older_domains(language_page):
+    learned = {"speeches": 3.0, "German": 2.0, "Python": 1.0, "French": 2.0}
+    plain = {"seed": 0, "tokens": 1000, "learned": learned}
+    plain["losses"] = {"speeches": 3.5, "German": 2.4, "Python": 2.0, "French": 2.0, "reference": 4.0}
+    run = {"seed": 0, "tokens": 1050, "seconds": 30, "share": 0.5}
+    run["losses"] = {"speeches": 3.25, "German": 2.1, "Python": 2.0, "French": 2.02, "reference": 3.9}
+    assert language_page.recovery(run, plain) == pytest.approx((50 + 75 + 0) / 3)
+    twin = run | {"seed": 1, "losses": run["losses"] | {"Python": 1.7}}  # recovers (50 + 75 + 30) / 3
+    summary = language_page.summary([run, twin], {0: plain, 1: plain | {"seed": 1}})
+    assert summary == pytest.approx(
+        {
+            "recovered": (125 + 155) / 6, "error": 5, "newest": 1, "untouched": -2.5, "tokens": 5, "seconds": 30,
+            "share": 50,
+        }
+    )  # fmt: skip
+
+
+def test_smollm2_page_names_rows_until_they_are_measured(language_page, monkeypatch):
+    record = benchmark_record("language.json")
+    rows = language_page.complete_rows(record["runs"])
+    plain = rows["plain"]
+    rows = {name: rows.get(name, [run | {"row": name} for run in plain]) for name in language_page.NAMES}
+    last = rows["LoRA"].pop()
+    record["runs"] = [run for found in rows.values() for run in found]
+    monkeypatch.setattr(language_page, "benchmark_record", lambda _: record)
+    render = importlib.import_module("pages.template").render
+    page = render("smollm2.md", language_page.values())
+    assert "**Not measured yet:** LoRA." in page
+    assert "| LoRA |" not in page
+    record["runs"].append(last)
+    page = render("smollm2.md", language_page.values())
+    assert "Not measured yet" not in page
+    assert "| LoRA |" in page

@@ -1,6 +1,6 @@
 """Render the Markdown templates of benchmarks/templates with values that are computed from the committed records.
 
-A template holds the sentences; the Python file of the same name computes the values. A sentence whose truth depends on
+A template holds the sentences; a Python file in pages/ computes the values. A sentence whose truth depends on
 the records is either computed or wrapped in a claim, and a claim that does not hold stops the build:
 
     {% call claim(block3 < both) %}Leaving out block3 lowers the accuracy.{% endcall %}
@@ -23,6 +23,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pages.names import STREAM_NAMES, joined, readable, row_name
 
 NUMBERS = re.compile(r"(?:[\d\s.,e±→/+\-–%()×]|\bof\b|\bto\b)*")  # a cell that holds nothing but numbers
+CODE = re.compile(r"(`[^`]*`)")
 TEMPLATES = Path(__file__).parent.parent / "templates"
 
 
@@ -83,7 +84,7 @@ def grouped(value: float) -> str:
 def render(name: str, values: Mapping[str, Any]) -> str:
     """Return a template filled with values; a name without a value is an error.
 
-    Blocks may leave several blank lines, which become one. A number and its unit stay on one line.
+    Blocks may leave several blank lines, which become one. A number and its unit stay on one line. Code is unchanged.
     """
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -95,7 +96,12 @@ def render(name: str, values: Mapping[str, Any]) -> str:
         "row_name": row_name, "stream_name": STREAM_NAMES.__getitem__, "readable": readable, "joined": joined,
     }  # fmt: skip
     text = environment.get_template(name).render(values)
-    text = re.sub(r"(?<![\d.])-(0\.0+)(?!\d)", r"\1", text)  # no negative zero
-    text = re.sub(r"(?<=\d)%", " %", text)
-    text = re.sub(r"(?<=\d) (?=[%×±→])|(?<=[±→]) (?=\d)", "\u00a0", text)
+    text = "".join(part if part.startswith("`") else _typeset(part) for part in CODE.split(text))
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+
+def _typeset(text: str) -> str:
+    """Return a text without negative zeros, and with a space that does not break between a number and its unit."""
+    text = re.sub(r"(?<![\d.])-(0\.0+)(?!\d)", r"\1", text)
+    text = re.sub(r"(?<=\d)%", " %", text)
+    return re.sub(r"(?<=\d) (?=[%×±→])|(?<=[±→]) (?=\d)", "\u00a0", text)

@@ -70,3 +70,13 @@ def test_adam_takes_the_steps_of_torchs_adam(language):
         theirs.step()
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_page_states_the_rows_and_settings_of_the_benchmark(language):
+    import domains
+    from pages import language as page
+
+    assert tuple(page.NAMES) == language.ROWS
+    assert (page.DOMAINS, page.UNTOUCHED) == (language.DOMAINS, language.UNTOUCHED)
+    assert (page.STEPS, page.BATCH, page.CAPACITY) == (language.STEPS, language.BATCH, language.CAPACITY)
+    assert domains.LENGTH == page.LENGTH

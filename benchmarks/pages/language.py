@@ -1,0 +1,151 @@
+"""Compute the values of docs/smollm2.md: ways to keep what a pretrained language model has learned.
+
+The settings are those of ``benchmarks/language.py``, which cannot be imported without transformers; a test compares
+them. A row appears once the record has all of its seeds. Until then the page says that it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from forgetless.repair.recollection import NEWEST, TOP
+from pages.rows import benchmark_record
+from pages.template import markdown_table
+
+DOMAINS, UNTOUCHED = ("speeches", "German", "Python", "French"), "reference"
+OLDER, LATEST = DOMAINS[:-1], DOMAINS[-1]
+STEPS, BATCH, LENGTH, CAPACITY = 240, 16, 256, 200
+NAMES = {
+    "plain": "plain training",
+    "replay 1 %": "replay of 1 %",
+    "replay 5 %": "replay of 5 %",
+    "replay 12.5 %": "replay of 12.5 %",
+    "LoRA": "LoRA",
+    "upper half": "upper half of the layers",
+    "attention": "attention only",
+    "k-FPF": "k-FPF",
+    "interpolation": "interpolation",
+    "FPF": "**`FPF`**",
+    "FPF all": "`FPF`, all groups",
+    "FPF norms": "`FPF`, norms only",
+    "forgetless repair": "`forgetless repair`",
+}
+FIXED_SHARE = 0.15  # how far a repair moved weights, relative to the training, before that depended on the loss
+FIXED_SHARE_TOKENS = 4123904  # of a run with FPF at that time; since then a repair measures the loss once more
+OURS = ("FPF", "FPF all", "FPF norms", "forgetless repair", "k-FPF")
+COMMAND = 'python benchmarks/language.py --domains domains.npz --device cuda --work FOLDER --rows "{}"'
+Run = Mapping[str, Any]
+
+
+def values() -> dict[str, Any]:
+    """Return the values of the template."""
+    record = benchmark_record("language.json")
+    runs = complete_rows(record["runs"])
+    plain = {run["seed"]: run for run in runs["plain"]}
+    rows = {name: summary(found, plain) for name, found in runs.items()}
+    return {
+        "record": record,
+        "rows": rows,
+        "table": main_table(rows),
+        "others": sorted(set(rows) - {"plain", *OURS}, key=lambda name: -rows[name]["recovered"]),
+        "missing": [NAMES[name] for name in NAMES if name not in rows],
+        "names": NAMES,
+        "domains": DOMAINS,
+        "losses": mean_losses(runs),
+        "loss_table": loss_table(runs),
+        "rate_table": rate_table({name: record["searches"][name] for name in rows if name in record["searches"]}),
+        "weights": sorted({str(run["rate"]) for run in runs["interpolation"]}),
+        "repair_command": runs["forgetless repair"][0]["command"],
+        "commands": [COMMAND.format(name) for name in NAMES],
+        "seeds": len(plain),
+        "tokens": runs["plain"][0]["tokens"],
+        "settings": {"steps": STEPS, "batch": BATCH, "length": LENGTH, "capacity": CAPACITY},
+        "constants": {"share": FIXED_SHARE, "newest": NEWEST, "top": TOP},
+        "fixed_share": all(run["tokens"] == FIXED_SHARE_TOKENS for run in runs["FPF"]),
+    }
+
+
+def complete_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Return the runs of each row that has every seed of plain training, in the order of ``NAMES``."""
+    rows: dict[str, list[Run]] = {name: [] for name in NAMES}
+    for run in runs:
+        rows[run["row"]].append(run)
+    return {name: found for name, found in rows.items() if len(found) == len(rows["plain"])}
+
+
+def summary(runs: Sequence[Run], plain: Mapping[int, Run]) -> dict[str, float]:
+    """Return what a row recovers and costs, compared with plain training of the same seed.
+
+    All but the seconds are in percent. ``error`` is the standard error of ``recovered``.
+    """
+    recovered = [recovery(run, plain[run["seed"]]) for run in runs]
+
+    def change(domain: str) -> float:
+        return 100 * float(mean(run["losses"][domain] / plain[run["seed"]]["losses"][domain] - 1 for run in runs))
+
+    return {
+        "recovered": mean(recovered),
+        "error": stdev(recovered) / len(recovered) ** 0.5,
+        "newest": change(LATEST),
+        "untouched": change(UNTOUCHED),
+        "tokens": 100 * mean(run["tokens"] / plain[run["seed"]]["tokens"] - 1 for run in runs),
+        "seconds": mean(run["seconds"] for run in runs),
+        "share": 100 * mean(run["share"] for run in runs),
+    }
+
+
+def recovery(run: Run, plain: Run) -> float:
+    """Return how much of what plain training loses on the older domains a run does not lose, in percent.
+
+    It is the mean over these domains. What a domain loses is its rise in loss since it had just been learned.
+    """
+    shares = []
+    for domain in OLDER:
+        lost = plain["losses"][domain] - plain["learned"][domain]
+        shares.append((plain["losses"][domain] - run["losses"][domain]) / lost)
+    return 100 * float(mean(shares))
+
+
+def main_table(rows: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the main table, the row that recovers most first."""
+    header = ["", "recovered", "newest", "untouched", "more tokens", "seconds", "parameters changed"]
+    lines = []
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["recovered"]):
+        changes = [
+            f"{row['recovered']:.0f} ± {row['error']:.1f} %",
+            *(f"{row[column]:+.1f} %" for column in ("newest", "untouched", "tokens")),
+        ]
+        share = f"{row['share']:.0f} %" if row["share"] >= 1 else f"{row['share']:.2g} %"
+        lines.append([NAMES[name], *(["–"] * 4 if name == "plain" else changes), f"{row['seconds']:.0f}", share])
+    return markdown_table(header, lines)
+
+
+def mean_losses(runs: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, float]]:
+    """Return the test loss of each row on each domain."""
+    return {
+        name: {domain: mean(run["losses"][domain] for run in found) for domain in (*DOMAINS, UNTOUCHED)}
+        for name, found in runs.items()
+    }
+
+
+def loss_table(runs: Mapping[str, Sequence[Run]]) -> str:
+    """Return the test losses as a table, which begins with those on each domain when it had just been learned."""
+    learned = [f"{mean(run['learned'][domain] for run in runs['plain']):.3f}" for domain in DOMAINS]
+    lines = [["just learned", *learned, "–"]]
+    lines += [
+        [NAMES[name], *(f"{value:.3f}" for value in by_domain.values())]
+        for name, by_domain in mean_losses(runs).items()
+    ]
+    return markdown_table(["", *DOMAINS, UNTOUCHED], lines)
+
+
+def rate_table(searches: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the mean validation loss at each learning rate that was searched; the lowest is bold."""
+    lines = []
+    for name, searched in searches.items():
+        best = min(searched.values())
+        cells = {f"{float(rate):g}: {loss:.3f}": loss == best for rate, loss in searched.items()}
+        lines.append([NAMES[name], *(f"**{cell}**" if is_best else cell for cell, is_best in cells.items())])
+    return markdown_table(["", "lowest rate", "middle rate", "highest rate"], lines)
