@@ -134,6 +134,38 @@ def test_a_contradicted_claim_stops_the_build():
     assert "the records contradict this sentence: 'Water is dry.'" in done.stderr
 
 
+def test_plain_loop_values_are_means_over_seeds_and_extremes_over_rows(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page = importlib.import_module("pages.defaults")
+    accuracies = {  # of two seeds
+        ("SGD 0.1", "abrupt"): {"alone": (18, 20), "fpf": (88, 91), "replay": (80, 81)},
+        ("SGD 0.1", "fading"): {"alone": (40, 42), "fpf": (90, 94), "replay": (70, 72)},
+        ("AdamW 0.003", "abrupt"): {"alone": (16, 17), "fpf": (84, 89), "replay": (92, 93)},
+        ("AdamW 0.003", "fading"): {"alone": (30, 31), "fpf": (91, 92), "replay": (60, 62)},
+        ("AdamW 0.001", "weekly updates"): {"fpf": (87, 89)},
+    }
+    rows = []
+    for (optimizer, stream), kinds in accuracies.items():
+        for kind, found in kinds.items():
+            cost = {"abrupt": 0.9, "fading": 0.95}.get(stream, 7.0) if kind == "fpf" else float(kind == "replay")
+            runs = [{"before": accuracy - 45, "accuracy": accuracy, "cost": cost} for accuracy in found]
+            rows.append({"optimizer": optimizer, "stream": stream, "kind": kind, "runs": runs})
+    loop = page.plain_loop({"rows": rows})
+    assert loop["seeds"] == 2
+    assert loop["table"].splitlines()[2:] == [
+        "| SGD 0.1 | 19.0 | 89.5 | 80.5 | 41.0 | 92.0 | 71.0 |",
+        "| AdamW 0.003 | 16.5 | 86.5 | 92.5 | 30.5 | 91.5 | 61.0 |",
+    ]
+    assert loop["lowest"] == {"alone": 16.5, "fpf": 86.5, "replay": 61}
+    assert loop["highest"] == {"alone": 41, "fpf": 92, "replay": 92.5}
+    assert loop["best"]["abrupt"] == {"alone": 19, "fpf": 89.5, "replay": 92.5}
+    assert loop["best"]["fading"] == {"alone": 41, "fpf": 92, "replay": 71}
+    assert (loop["lowest_run"], loop["highest_before"]) == (84, 49)
+    assert loop["replay_ahead"] == ["by 6.0 points with AdamW 0.003 on the abrupt stream"]
+    assert loop["cost"] == {"fpf": 0.95, "replay": 1}  # without the weekly updates
+    assert loop["weekly"] == {"optimizer": "AdamW 0.001", "accuracy": 88}
+
+
 @pytest.fixture
 def language_page(monkeypatch):
     """Return the module that computes the values of docs/smollm2.md."""

@@ -1,8 +1,9 @@
-"""Compute the values of docs/defaults.md: the recommended recipe and replay without tuning."""
+"""Compute the values of docs/defaults.md: the recommended recipe, replay and ``FPF(model)`` without tuning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from statistics import mean
 from typing import Any
 
@@ -17,6 +18,8 @@ Run = Mapping[str, Any]
 SKIPPED = ("seq-organamnist", "seq-cifar10")  # where an earlier rule skipped the repairs of FPF
 TUNED_FPF = ("fpf+er", "fpf+derpp")
 TUNED_RECIPE = ("k-fpf-kd+masked", "k-fpf-kd", "k-fpf-ce")
+LOOP_STREAMS = ("abrupt", "fading")
+LOOP_KINDS = {"alone": "alone", "fpf": "`FPF(model)`", "replay": "replay"}
 
 
 def values() -> dict[str, Any]:
@@ -42,6 +45,7 @@ def values() -> dict[str, Any]:
             if row.get("fpf+derpp", 0) > row["recipe"]
         },
         "rows": rows,
+        "loop": plain_loop(benchmark_record("plain-loop.json")),
     }
 
 
@@ -132,3 +136,50 @@ def rate_table(validation: Validation) -> str:
         for stream, rates in by_stream.items()
     ]
     return markdown_table(["row", "stream", "0.03", "0.1", "chosen by the others"], lines)
+
+
+def plain_loop(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table of benchmarks/plain_loop.py and the values of its sentences.
+
+    The costs leave out the weekly updates, whose cost is not recorded.
+    """
+    runs = {(row["optimizer"], row["stream"], row["kind"]): row["runs"] for row in record["rows"]}
+    accuracies = {key: mean(run["accuracy"] for run in found) for key, found in runs.items()}
+    optimizers = list(dict.fromkeys(optimizer for optimizer, stream, _ in runs if stream in LOOP_STREAMS))
+
+    def means(kind: str, streams: Sequence[str] = LOOP_STREAMS) -> list[float]:
+        return [accuracies[key] for key in product(optimizers, streams, [kind])]
+
+    (weekly,) = (key for key in runs if key[1] == "weekly updates")
+    repaired = [run for key, found in runs.items() if key[2] == "fpf" for run in found]
+    return {
+        "record": record,
+        "seeds": len(next(iter(runs.values()))),
+        "table": plain_loop_table(optimizers, accuracies),
+        "lowest": {kind: min(means(kind)) for kind in LOOP_KINDS},
+        "highest": {kind: max(means(kind)) for kind in LOOP_KINDS},
+        "best": {stream: {kind: max(means(kind, [stream])) for kind in LOOP_KINDS} for stream in LOOP_STREAMS},
+        "lowest_run": min(run["accuracy"] for run in repaired),
+        "highest_before": max(run["before"] for run in repaired),
+        "replay_ahead": [
+            f"by {difference:.1f} points with {optimizer} on the {stream} stream"
+            for optimizer, stream in product(optimizers, LOOP_STREAMS)
+            if (difference := accuracies[optimizer, stream, "replay"] - accuracies[optimizer, stream, "fpf"]) > 0
+        ],
+        "cost": {
+            kind: max(run["cost"] for key in product(optimizers, LOOP_STREAMS, [kind]) for run in runs[key])
+            for kind in ("fpf", "replay")
+        },
+        "weekly": {"optimizer": weekly[0], "accuracy": accuracies[weekly]},
+    }
+
+
+def plain_loop_table(optimizers: Sequence[str], accuracies: Mapping[tuple[str, str, str], float]) -> str:
+    """Return the mean accuracies by optimizer, with the columns of one stream next to each other."""
+    columns = list(product(LOOP_STREAMS, LOOP_KINDS))
+    header = ["optimiser and rate", *(f"{stream}: {LOOP_KINDS[kind]}" for stream, kind in columns)]
+    lines = [
+        [optimizer, *(cell(accuracies[optimizer, stream, kind]) for stream, kind in columns)]
+        for optimizer in optimizers
+    ]
+    return markdown_table(header, lines)
