@@ -5,9 +5,9 @@
 
 The model is shaped like Llama and has random weights: 1.1 billion parameters by default. It trains as is usual: weights
 and AdamW in float32, on a GPU with the forward pass in bfloat16, on random tokens. Blocks of steps with ``observe``
-alternate with blocks without. They are timed as a whole, so that a step may overlap with the next one. Then two repairs
-are made within a budget, and the second one is timed. Bytes are those that torch has allocated on the GPU; on a CPU
-there are none.
+alternate with blocks without. They are timed as a whole, so that a step may overlap with the next one. Then
+``finish()`` is called twice, and the second call is timed. Bytes are those that torch has allocated on the GPU; on a
+CPU there are none.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, __version__
 
 from forgetless import FPF
-from forgetless.repair.tuning import Outcome
+from forgetless.repair.report import Report
 from provenance import provenance, publish
 
 VOCABULARY = 32_000
 CAPACITY = 200  # sequences in the buffer
-NO_REPAIR = 1e-9  # a budget so small that no repair falls into the measurement
-MOST = 10  # the largest budget, so that a repair is due soon
 
 
 class Training:
@@ -124,20 +122,20 @@ def overhead(training: Training, blocks: int, steps: int, **mode: Any) -> dict[s
 
 
 def repair(training: Training) -> dict[str, Any]:
-    """Return the time and the memory of the second repair during training; the first one also allocates host memory."""
+    """Return the time and the memory of a second ``finish()``; the first one also allocates host memory."""
     without = training.allocated()
-    fpf = training.fpf(budget=MOST)
-    while fpf.finetunings < 2:
-        tokens = training.step()
+    fpf = training.fpf()
+    for _ in range(2):
+        training.block(2, fpf)
         training.peak()
         start = training.clock()
-        outcome = fpf.observe({"input_ids": tokens}, tokens)
+        report = fpf.finish()
         seconds = training.clock() - start
-    assert isinstance(outcome, Outcome)
+    assert isinstance(report, Report)
     return {
         "seconds": round(seconds, 3),
-        "steps": outcome.undone + len(outcome.losses),
-        "held_out": outcome.before.examples,
+        "steps": report.tried,
+        "held_out": report.held_out,
         "peak_gib": training.peak(),
         "kept_bytes_per_parameter": training.kept(without),
     }
@@ -163,7 +161,7 @@ def main() -> None:
         "parameters": training.parameters, "hidden": arguments.hidden, "layers": arguments.layers,
         "batch": arguments.batch, "length": arguments.length, "blocks": arguments.blocks, "steps": arguments.steps,
         "training_peak_gib": training.peak(),
-        "budget": overhead(training, arguments.blocks, arguments.steps, budget=NO_REPAIR),
+        "budget": overhead(training, arguments.blocks, arguments.steps),
     }  # fmt: skip
     if arguments.window is not None:
         blocks, mode = max(1, arguments.blocks // 2), {"window": arguments.window, "device": "cpu"}

@@ -23,5 +23,5 @@ def test_a_tiny_model_is_measured(tmp_path):
     for mode in ("budget", "schedule"):
         plain, observed = median(record[mode]["plain_blocks_ms"]), median(record[mode]["observed_blocks_ms"])
         assert record[mode]["overhead_percent"] == pytest.approx(100 * (observed / plain - 1), abs=0.5)
-    assert (record["repair"]["steps"], record["repair"]["held_out"]) == (20, 16)  # every eighth of 128 sequences
+    assert (record["repair"]["steps"], record["repair"]["held_out"]) == (60, 4)  # of 4 steps with 8 sequences
     assert record["command"] == f"python benchmarks/large.py {' '.join(tiny)}"

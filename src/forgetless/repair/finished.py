@@ -46,7 +46,8 @@ def repair(
     repair ends when the loss on the held-out examples stops falling, and steps that did not lower it are undone. With
     the weights from before the update, each group gets the score Σ Δθ · ∇L: by how much its displacement raised the
     loss on the examples, to first order. Then the groups with the highest scores are also repaired alone. If that
-    lowers the held-out loss as much, the other groups stay as they are.
+    lowers the held-out loss as much, the other groups stay as they are. A causal language model is brought back to what
+    it predicted before or after the update, whichever was better for a sequence.
 
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
         >>> report = repair(model, (torch.rand(64, 4), torch.arange(64) % 2), steps=20)
