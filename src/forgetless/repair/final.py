@@ -133,7 +133,7 @@ class _Repaired(NamedTuple):
 class _Work:
     """Repairs of one network; ``steps`` counts the steps of all of them.
 
-    ``tune`` repairs the tensors with the given names in about so many steps.
+    ``tune`` repairs the tensors with the given names in about the given number of steps.
     """
 
     def __init__(self, network: nn.Module, limits: tuple[int, int], tuner: Tuner, tune: Tune) -> None:
