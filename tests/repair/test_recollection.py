@@ -158,7 +158,7 @@ def test_sequences_are_predicted_at_boundaries_or_as_the_budget_allows():
     train(model, fpf, 0, 19)
     assert memory.predicted == 0
     train(model, fpf, 0, 1)  # 80 sequences: a third of half of them pay for 40 predictions
-    assert memory.predicted == 16
+    assert memory.predicted == len(fpf.buffer) == 16
     fpf.boundary()
     found = memory.predicted
     train(model, fpf, 1, 60)
@@ -212,3 +212,13 @@ def test_without_logits_for_each_token_the_labels_are_used():
     report = fpf.finish()
     assert fpf._repairer._recollection.teach(fpf.buffer) is None
     assert report.loss_after < report.loss_before
+
+
+def test_without_earlier_predictions_the_labels_are_used():
+    model = llama()
+    fpf = FPF(model, 64, budget=0.001)  # which pays for no prediction
+    train(model, fpf, 0, 20)
+    before = measure(model, fpf.buffer, fpf.objective).loss
+    report = fpf.finish()
+    assert fpf._repairer._recollection.predicted == 0
+    assert report.loss_after < report.loss_before == pytest.approx(before)

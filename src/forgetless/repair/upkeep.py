@@ -109,9 +109,9 @@ class Upkeep:
 
     def recall(self, buffer: Buffer, *, now: bool = False) -> None:
         """Note what a language model predicts for new sequences of the buffer: ``now``, or if the budget allows it."""
-        if self.objective.shifts and (now or self.step % CHUNK == 0):
-            most = self._recollection.predicted + buffer.capacity * self._processes.count
-            if now or (not self.shifts and most / 3 <= RECALL * self._budget * self.trained):
+        if self.objective.shifts and (now or not (self.step % CHUNK or self.shifts)):
+            most = self._recollection.predicted + sum(self._processes.gather(len(buffer)))
+            if now or most / 3 <= RECALL * self._budget * self.trained:
                 self._recollection.predict(self.model, buffer, self._processes)
 
     def affords_repair(self) -> bool:
@@ -209,12 +209,13 @@ class Upkeep:
         if not self.step:  # the buffer holds examples from outside the training
             self.start()
         self._held = sum(self._processes.gather(len(buffer)))
-        self.recall(buffer, now=True)
+        if recalls := self._recollection.predicted > 0:  # otherwise there is nothing earlier to go back to
+            self.recall(buffer, now=True)
         limit = self.limit()
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
-            recollection=self._recollection if self.objective.shifts else None,
+            recollection=self._recollection if recalls else None,
             adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
