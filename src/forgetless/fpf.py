@@ -230,7 +230,7 @@ class FPF:
         self._repairer.recall(self.buffer, now=True)
 
     def boundary(self) -> None:
-        """Announce that the data shifts here, if there was a step before. Shifts are no longer detected."""
+        """Announce that the data shifts here. Shifts are then no longer detected. No effect before the first step."""
         if self.step:
             self._repairer.recall(self.buffer, now=True)
             self._repairer.boundary()

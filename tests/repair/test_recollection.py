@@ -11,6 +11,7 @@ import torch.nn.functional as F
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from forgetless import FPF, Buffer
+from forgetless.compute.distributed import Processes
 from forgetless.repair import recollection
 from forgetless.repair.held_out import measure
 from forgetless.repair.objective import Objective
@@ -222,3 +223,21 @@ def test_without_earlier_predictions_the_labels_are_used():
     report = fpf.finish()
     assert fpf._repairer._recollection.predicted == 0
     assert report.loss_after < report.loss_before == pytest.approx(before)
+
+
+def test_the_scored_sequences_of_all_processes_are_counted():
+    """Otherwise processes with unequal buffers would allow the next repair different numbers of steps."""
+
+    class Twice(Processes):
+        def gather(self, value):
+            return [value, value]  # another process has the same
+
+    model = llama()
+    fpf = FPF(model, 16)
+    train(model, fpf, 0, 20)
+    fpf.boundary()
+    train(model, fpf, 1, 4)
+    fpf._repairer._processes = Twice()
+    report = fpf.finish()
+    assert len(fpf.buffer.held_out()["y"]) == 2
+    assert fpf._repairer.tuner.examples == 8 * report.tried + 2 * 2

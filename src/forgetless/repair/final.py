@@ -75,9 +75,9 @@ def repair_fully(
             # A language model's budget is small, so its groups are scored on the held-out sequences alone.
             scored = buffer if recollection is None else buffer.subset(slice(None, None, HELD_OUT))
             scores = displacement_scores(network, scored, objective, before, selection.grouping, processes)
-            tuner.examples += 0 if recollection is None else len(scored)
+            tuner.examples += 0 if recollection is None else sum((processes or Processes()).gather(len(scored)))
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
-        moved = 0.0 if before is None else displacement(network, before, processes)
+        moved = 0.0 if before is None or recollection is None else displacement(network, before, processes)
         taught = recollection.teach(buffer) if recollection is not None and moved else None
         rate = None
         if recollection is not None and taught is not None:

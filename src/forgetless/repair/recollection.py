@@ -145,7 +145,7 @@ class Recollection:
 
 
 def _prediction(logits: Tensor, labels: Tensor) -> Prediction:
-    """Return what logits of shape (tokens, vocabulary) predict, up to the last label. In parts, for memory."""
+    """Return what the logits of one sequence, of shape (tokens, vocabulary), predict up to the last label."""
     end = _end(labels)
     scores, labels = logits[: end - 1].float(), labels[1:end]
     total = scores.logsumexp(1, keepdim=True)
