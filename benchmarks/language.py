@@ -111,8 +111,10 @@ def copy(model: nn.Module) -> Weights:
 
 def loss(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the loss of the model, computed in bfloat16 on a GPU."""
+    length = tokens.shape[1]
+    causal = torch.ones(1, 1, length, length, dtype=torch.bool, device=tokens.device).tril()  # as the model's own
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=tokens.is_cuda, cache_enabled=False):
-        value: Tensor = model(input_ids=tokens, labels=tokens).loss
+        value: Tensor = model(input_ids=tokens, attention_mask=causal, labels=tokens).loss
     return value
 
 
@@ -128,20 +130,24 @@ def losses(
     return means
 
 
-class Adam:
-    """Adam with clipped gradients. On a GPU a step is captured as a CUDA graph, one for each size of a batch."""
+class Descent:
+    """Steps of AdamW with clipped gradients. On a GPU a step is captured as a CUDA graph, one for each batch size."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._first, self._second = ([torch.zeros_like(each) for each in self._parameters] for _ in range(2))
         device = self._parameters[0].device
-        self._steps, self._rate = torch.zeros((), device=device), torch.zeros((), device=device)
+        self._rate = torch.zeros((), device=device)
+        self._adamw = torch.optim.AdamW(self._parameters, self._rate, fused=True, capturable=device.type == "cuda")
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._adamw.step()  # at a rate of 0: makes the averages that graphs refer to
+        self._adamw.zero_grad()
         self._captured: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def reset(self) -> None:
         """Forget all gradients."""
-        for average in (*self._first, *self._second, self._steps):
+        for average in self._averages():
             average.zero_()
 
     def step(self, batch: Tensor, rate: float) -> None:
@@ -150,14 +156,19 @@ class Adam:
         if not batch.is_cuda:
             self._take(batch)
             return
-        if len(batch) not in self._captured:
-            self._captured[len(batch)] = self._capture(batch.clone())
+        self.prepare(batch)
         graph, tokens = self._captured[len(batch)]
         tokens.copy_(batch)
         graph.replay()
 
+    def prepare(self, batch: Tensor) -> None:
+        """Capture the step on batches of this size, if that is due."""
+        if batch.is_cuda and len(batch) not in self._captured:
+            with torch.compiler.set_stance("default"):
+                self._captured[len(batch)] = self._capture(batch.clone())
+
     def _capture(self, tokens: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        changed = [*self._parameters, *self._first, *self._second, self._steps]
+        changed = [*self._parameters, *self._averages()]
         earlier = [tensor.detach().clone() for tensor in changed]
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
@@ -168,23 +179,19 @@ class Adam:
         with torch.cuda.graph(graph):
             self._take(tokens)
         with torch.no_grad():
-            torch._foreach_copy_(changed, earlier)
+            for tensor, value in zip(changed, earlier, strict=True):
+                tensor.copy_(value)
         return graph, tokens
 
     def _take(self, tokens: Tensor) -> None:
-        gradients = torch.autograd.grad(loss(self._model, tokens), self._parameters)
-        with torch.no_grad():
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            clipped = torch._foreach_mul(gradients, torch.clamp(CLIP / (norm + 1e-6), max=1.0))
-            self._steps += 1
-            torch._foreach_lerp_(self._first, clipped, 0.1)
-            torch._foreach_mul_(self._second, 0.999)
-            torch._foreach_addcmul_(self._second, clipped, clipped, 0.001)
-            roots = torch._foreach_div(torch._foreach_sqrt(self._second), torch.sqrt(1 - 0.999**self._steps))
-            torch._foreach_add_(roots, 1e-8)
-            scale = self._rate / (1 - 0.9**self._steps)
-            moves = torch._foreach_mul(torch._foreach_div(self._first, roots), scale)
-            torch._foreach_sub_(self._parameters, list(moves))
+        loss(self._model, tokens).backward()
+        nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        self._adamw.step()
+        self._adamw.zero_grad()
+
+    def _averages(self) -> list[Tensor]:
+        """Return the averages of the gradients and of their squares, and the numbers of steps."""
+        return [value for state in self._adamw.state.values() for value in state.values()]
 
 
 class Replay:
@@ -226,8 +233,11 @@ class Learner:
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(row.trains(name))
         self._start = copy(self.model)
-        self._adam = Adam(self.model)
         self._device = next(model.parameters()).device
+        torch.compiler.reset()  # other parameters are trained
+        self._descent = Descent(self.model)
+        for old in {0, math.floor(row.replay * BATCH), math.ceil(row.replay * BATCH)}:
+            self._descent.prepare(text(DOMAINS[0], "train")[: BATCH + old])
 
     def train(self, rate: float, seed: int, repair: Mapping[str, Any] | None) -> dict[str, Any]:
         """Train on the domains in turn.
@@ -246,13 +256,13 @@ class Learner:
         for domain in DOMAINS:
             sequences = self._text(domain, "train")
             sequences = sequences[torch.randperm(len(sequences), generator=order)[: BATCH * steps]]
-            self._adam.reset()
+            self._descent.reset()
             if domain == DOMAINS[-1]:
                 before = copy(self.model)
             began = self._now()
             for step, new in enumerate(sequences.split(BATCH)):
                 batch = replay.extend(new)
-                self._adam.step(batch, rate * share_of_rate(step, steps))
+                self._descent.step(batch, rate * share_of_rate(step, steps))
                 tokens += batch.numel()
                 if fpf is not None:
                     fpf.observe({"input_ids": new}, new)
@@ -449,6 +459,9 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     model = load().to(arguments.device)
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    torch.compiler.set_stance("force_eager")  # except where a step is captured
     study = Study(Text(arguments.domains, arguments.device), model, arguments.work, arguments.out)
     for name in arguments.rows.split(","):
         study.measure(name, arguments.seeds)

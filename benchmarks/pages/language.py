@@ -15,7 +15,7 @@ from pages.rows import benchmark_record
 from pages.template import markdown_table
 
 DOMAINS, UNTOUCHED = ("speeches", "German", "Python", "French"), "reference"
-OLDER, LATEST = DOMAINS[:-1], DOMAINS[-1]
+OLDER, LATEST, MEAN = DOMAINS[:-1], DOMAINS[-1], "mean"
 STEPS, BATCH, LENGTH, CAPACITY = 240, 16, 256, 200
 NAMES = {
     "plain": "plain training",
@@ -32,8 +32,6 @@ NAMES = {
     "FPF norms": "`FPF`, norms only",
     "forgetless repair": "`forgetless repair`",
 }
-FIXED_SHARE = 0.15  # how far a repair moved weights, relative to the training, before that depended on the loss
-FIXED_SHARE_TOKENS = 4123904  # of a run with FPF at that time; since then a repair measures the loss once more
 OURS = ("FPF", "FPF all", "FPF norms", "forgetless repair", "k-FPF")
 COMMAND = 'python benchmarks/language.py --domains domains.npz --device cuda --work FOLDER --rows "{}"'
 Run = Mapping[str, Any]
@@ -45,6 +43,7 @@ def values() -> dict[str, Any]:
     runs = complete_rows(record["runs"])
     plain = {run["seed"]: run for run in runs["plain"]}
     rows = {name: summary(found, plain) for name, found in runs.items()}
+    losses = mean_losses(runs)
     return {
         "record": record,
         "rows": rows,
@@ -53,7 +52,8 @@ def values() -> dict[str, Any]:
         "missing": [NAMES[name] for name in NAMES if name not in rows],
         "names": NAMES,
         "domains": DOMAINS,
-        "losses": mean_losses(runs),
+        "losses": losses,
+        "best_mean": min(losses, key=lambda name: losses[name][MEAN]),
         "loss_table": loss_table(runs),
         "rate_table": rate_table({name: record["searches"][name] for name in rows if name in record["searches"]}),
         "weights": sorted({str(run["rate"]) for run in runs["interpolation"]}),
@@ -62,8 +62,7 @@ def values() -> dict[str, Any]:
         "seeds": len(plain),
         "tokens": runs["plain"][0]["tokens"],
         "settings": {"steps": STEPS, "batch": BATCH, "length": LENGTH, "capacity": CAPACITY},
-        "constants": {"share": FIXED_SHARE, "newest": NEWEST, "top": TOP},
-        "fixed_share": all(run["tokens"] == FIXED_SHARE_TOKENS for run in runs["FPF"]),
+        "constants": {"newest": NEWEST, "top": TOP},
     }
 
 
@@ -123,22 +122,23 @@ def main_table(rows: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def mean_losses(runs: Mapping[str, Sequence[Run]]) -> dict[str, dict[str, float]]:
-    """Return the test loss of each row on each domain."""
-    return {
-        name: {domain: mean(run["losses"][domain] for run in found) for domain in (*DOMAINS, UNTOUCHED)}
-        for name, found in runs.items()
-    }
+    """Return the test loss of each row on each domain, and the mean over the domains of the training."""
+    losses = {}
+    for name, found in runs.items():
+        by_domain = {domain: mean(run["losses"][domain] for run in found) for domain in (*DOMAINS, UNTOUCHED)}
+        losses[name] = by_domain | {MEAN: mean(by_domain[domain] for domain in DOMAINS)}
+    return losses
 
 
 def loss_table(runs: Mapping[str, Sequence[Run]]) -> str:
     """Return the test losses as a table, which begins with those on each domain when it had just been learned."""
-    learned = [f"{mean(run['learned'][domain] for run in runs['plain']):.3f}" for domain in DOMAINS]
-    lines = [["just learned", *learned, "–"]]
+    learned = [mean(run["learned"][domain] for run in runs["plain"]) for domain in DOMAINS]
+    lines = [["just learned", *(f"{value:.3f}" for value in learned), "–", f"{mean(learned):.3f}"]]
     lines += [
         [NAMES[name], *(f"{value:.3f}" for value in by_domain.values())]
         for name, by_domain in mean_losses(runs).items()
     ]
-    return markdown_table(["", *DOMAINS, UNTOUCHED], lines)
+    return markdown_table(["", *DOMAINS, UNTOUCHED, "mean of the four"], lines)
 
 
 def rate_table(searches: Mapping[str, Mapping[str, float]]) -> str:

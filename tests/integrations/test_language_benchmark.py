@@ -55,12 +55,15 @@ def test_rows_are_measured_once_with_their_cost(language, study):
     assert float(min(searched, key=searched.get)) == runs["plain"]["rate"]
 
 
-def test_adam_takes_the_steps_of_torchs_adam(language):
+def test_a_step_is_one_of_adamw_with_clipped_gradients(language):
     import torch
 
     model, twin = llama(), llama()
     batch = torch.randint(3, 50, (4, 8), generator=torch.Generator().manual_seed(0))
-    ours, theirs = language.Adam(model), torch.optim.Adam(twin.parameters())
+    ours, theirs = language.Descent(model), torch.optim.AdamW(twin.parameters())
+    ours.step(batch, 0.1)
+    ours.reset()
+    model.load_state_dict(twin.state_dict())
     for rate in (0.01, 0.002, 0.005):
         ours.step(batch, rate)
         theirs.param_groups[0]["lr"] = rate
