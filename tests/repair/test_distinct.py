@@ -101,6 +101,21 @@ def test_one_at_a_time_equals_all_at_once(capacity, periods, gpu):
         assert one["x"].tolist() == whole["x"].tolist()
 
 
+@pytest.mark.parametrize("sizes", [(1, 3, 2, 2), (4, 4), (5, 1, 2), (3, 0, 5)])
+def test_batches_that_wait_together_enter_in_order(sizes, monkeypatch):
+    monkeypatch.setattr("forgetless.repair.stage.ROWS", 4)
+    stream = [(float(n), n % 2, 0) for n in range(8)]
+    buffer = Buffer(6, policy="distinct")
+    rows = iter(stream)
+    for size in sizes:
+        x, y = torch.tensor([next(rows)[:2] for _ in range(size)]).reshape(-1, 2).T
+        buffer.add({"x": x, "y": y.long()})
+    assert sorted(buffer["x"].tolist()) == python_buffer(stream, 6)
+    whole = Buffer(6, policy="distinct")
+    offer(whole, [entry[:2] for entry in stream])
+    assert buffer["x"].tolist() == whole["x"].tolist()  # even in the same slots
+
+
 def test_later_epochs_leave_the_buffer_as_one_epoch_does(device):
     x, y = torch.rand(300, 5, device=device), torch.arange(300, device=device) % 4
     buffer = Buffer(40, policy="distinct")

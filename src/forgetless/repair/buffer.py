@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from forgetless.repair.columns import Columns
-from forgetless.repair.ragged import concatenated, cut, unpadded
+from forgetless.repair.ragged import cut, unpadded
 from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
+from forgetless.repair.stage import Stage, size_of
 
 HELD_OUT = 8  # every eighth slot is held out from repairs
-_STAGED_BATCHES = 32  # that wait to be written in one go, with the kernel launches of one batch
-_STAGED_BYTES = 2**24  # waiting saves little where batches are large
 
 
 @final
@@ -59,7 +58,7 @@ class Buffer:
         self.pad = pad
         self._columns = Columns(capacity + 1, pad)  # the last row takes what is rejected
         self._sampler: Sampler | None = None  # None until the first batch
-        self._staged: list[dict[str, Tensor]] = []  # copies of batches that wait to be written
+        self._stage: Stage | None = None  # None until a batch waits to be written
         self._period = 0
         self.generator = generator  # None until the first batch
 
@@ -96,12 +95,16 @@ class Buffer:
         if isinstance(self._sampler, Sketch):
             self._sampler.begin_period(period)
 
-    def check(self, batch: Mapping[str, Tensor]) -> None:
-        """Raise an error if ``batch`` does not fit what is stored; change nothing."""
-        self._columns.check(batch)
-        if self.policy == "balanced" and ("y" not in batch or batch["y"].ndim != 1):
-            y = f"y has shape {tuple(batch['y'].shape)}" if "y" in batch else f"the columns are {', '.join(batch)}"
+    def rows_of(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a batch as rows without padding; raise an error if it does not fit what is stored; change nothing."""
+        if self._columns.fits(batch):
+            return dict(batch)
+        rows = unpadded(batch, self.pad)
+        self._columns.check(rows)
+        if self.policy == "balanced" and ("y" not in rows or rows["y"].ndim != 1):
+            y = f"y has shape {tuple(rows['y'].shape)}" if "y" in rows else f"the columns are {', '.join(rows)}"
             raise ValueError(f"policy 'balanced' needs the column 'y' with one class per example; {y}")
+        return rows
 
     def add(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Offer a batch of examples, ``{column: tensor}``.
@@ -109,30 +112,19 @@ class Buffer:
         With "distinct", batches wait to be written a few at a time, and ``remembered`` examples have shares of their
         own.
         """
-        batch = unpadded(batch, self.pad)
-        self.check(batch)
-        self.offer(batch, remembered=remembered)
+        self.offer(self.rows_of(batch), remembered=remembered)
 
     def offer(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
-        """Do what ``add`` does with an ``unpadded`` batch after ``check``."""
-        sampler = self._open(batch)
-        if not sampler.waits or remembered:
-            self._flush()
+        """Do what ``add`` does with the rows that ``rows_of`` returned."""
+        sampler, size = self._open(batch), size_of(batch)
+        if remembered or not sampler.waits or not self._wait(batch, size):
+            self._flush()  # first, since the order counts
             self.write(batch, remembered=remembered)
-        else:
-            copies = {name: column.to(self.device, copy=True) for name, column in batch.items()}
-            for name, column in batch.items():
-                if column.requires_grad:
-                    copies[name] = copies[name].detach()
-            self._staged.append(copies)
-            nbytes = sum(column.nbytes for column in copies.values())
-            if len(self._staged) >= _STAGED_BATCHES or len(self._staged) * nbytes >= _STAGED_BYTES:
-                self._flush()
-        sampler.advance(next(iter(batch.values())).shape[0])
+        sampler.advance(size)
 
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
-        """Do the part of ``add`` that runs on the device and can be captured; ``check`` and ``advance`` cannot."""
+        """Do the part of ``add`` that runs on the device and can be captured; ``rows_of`` and ``advance`` cannot."""
         sampler, rows = self._open(batch), self._columns.rows
         batch = self._columns.fit(batch)
         placed = sampler.place(batch, remembered)
@@ -151,9 +143,7 @@ class Buffer:
     @torch.no_grad()
     def replace(self, batch: Mapping[str, Tensor]) -> None:
         """Replace everything held and seen by ``batch``, for memories that are rebuilt (herding)."""
-        batch = unpadded(batch, self.pad)
-        self.check(batch)
-        size = len(next(iter(batch.values())))
+        batch, size = self.rows_of(batch), size_of(batch)
         if size > self.capacity:
             raise ValueError(f"{size} examples do not fit a capacity of {self.capacity}")
         if self.policy == "distinct":
@@ -206,13 +196,14 @@ class Buffer:
             self._flush()  # on a GPU, writing fewer batches in one go would change the slots
         sampler = self._sampler
         held = 0 if sampler is None else sampler.filled()
+        staged = {} if self._stage is None else self._stage.rows()
         return {
             "capacity": self.capacity,
             "policy": self.policy,
             "seen": self.seen,
             "period": self._period,
             "columns": {name: rows[:held].clone() for name, rows in self._columns.rows.items()},
-            "staged": [dict(batch) for batch in self._staged],
+            "staged": [{name: rows.clone() for name, rows in staged.items()}] if staged else [],
             **({"keys": torch.empty(0)} if sampler is None else sampler.state_dict()),
             "generator": None if self.generator is None else self.generator.get_state(),
         }
@@ -226,17 +217,20 @@ class Buffer:
         """
         if self.policy not in (state["policy"], "distinct"):
             raise ValueError(f"the state has policy {state['policy']!r}; this buffer has {self.policy!r}")
-        columns = unpadded(state["columns"], self.pad)  # as those of a state without lengths
+        columns = state["columns"]
         self._forget()
         self._period = state.get("period", 0)
         if columns:
-            self.check(columns)
+            columns = self.rows_of(columns)  # a state of older versions has no lengths
             sampler = self._open(columns)
             if state["policy"] == self.policy:
                 held = sampler.load_state_dict(state)
                 for name, rows in columns.items():
                     self._columns.rows[name][: len(held)] = rows.to(held.device)[held]
-                self._staged = [unpadded(batch, self.pad) for batch in state.get("staged", ())]
+                for batch in state.get("staged", ()):
+                    batch = self.rows_of(batch)
+                    if not self._wait(batch, size_of(batch)):
+                        self.write(batch)
             else:
                 self.write(columns)
                 sampler.advance(state["seen"])
@@ -252,14 +246,19 @@ class Buffer:
 
     def _forget(self) -> None:
         """Become empty."""
-        self._columns, self._sampler, self._staged = Columns(self.capacity + 1, self.pad), None, []
+        self._columns, self._sampler, self._stage = Columns(self.capacity + 1, self.pad), None, None
+
+    def _wait(self, batch: Mapping[str, Tensor], size: int) -> bool:
+        """Let a batch wait to be written, unless it is too large; return whether it does."""
+        stage = self._stage = self._stage or Stage(batch, self.device, self.pad)
+        if not stage.has_room(size):
+            self._flush()
+        return stage.add(batch, size)
 
     def _flush(self) -> None:
-        """Write the rows that wait."""
-        if self._staged:
-            staged, self._staged = self._staged, []
-            batches = [{name: column.to(self.device) for name, column in batch.items()} for batch in staged]
-            self.write(concatenated(batches, self.pad))
+        """Write the batches that wait."""
+        if self._stage is not None and (batch := self._stage.release()):
+            self.write(batch)
 
     def _open(self, batch: Mapping[str, Tensor]) -> Sampler:
         """Return the sampler. On the first batch, fix the device, allocate the columns and make the sampler."""

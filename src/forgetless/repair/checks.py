@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.objective import Inputs, Objective, Targets, check_labels, pack
-from forgetless.repair.ragged import unpadded
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
 
@@ -40,8 +39,7 @@ class Checks:
     def rows(self, x: Inputs, y: Targets, logits: Tensor | None, buffer: Buffer) -> dict[str, Tensor]:
         """Return a batch as columns of ``buffer``, checked before anything is changed."""
         objective, batch, distill = self._objective, self._settings.batch, self._settings.distill
-        rows = unpadded(pack(x, y, logits, distill), buffer.pad)
-        buffer.check(rows)
+        rows = buffer.rows_of(pack(x, y, logits, distill))
         classifies = objective.loss is None and not objective.uses_own_loss(rows)
         if logits is not None and classifies and isinstance(y, Tensor):
             # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.

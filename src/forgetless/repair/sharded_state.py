@@ -125,7 +125,11 @@ def dealt(buffers: Sequence[State], rank: int, count: int) -> State:
         "capacity": sum(buffer["capacity"] for buffer in buffers),
         "seen": seen // count + (rank < seen % count),
         "period": max(buffer["period"] for buffer in buffers),
-        "staged": [batch for buffer in buffers for batch in buffer["staged"]][rank::count],
+        "staged": [
+            {name: rows[rank::count] for name, rows in batch.items()}
+            for buffer in buffers
+            for batch in buffer["staged"]
+        ],
     }
     if not filled:
         return state

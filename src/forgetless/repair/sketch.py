@@ -82,6 +82,11 @@ def has_classes(y: Tensor) -> bool:
     return y.ndim == 1 and not y.is_floating_point() and not y.is_complex()
 
 
+def strata_of(y: Tensor, part: int | Tensor) -> Tensor:
+    """Return the number of each example's stratum: its class within a part of the stream."""
+    return (y.long() * _GOLDEN + part) & _LOW_BITS
+
+
 @final
 class HostSlots:
     """``distinct_slots`` one example at a time on the CPU, in a fraction of the time."""
@@ -206,7 +211,7 @@ class Sketch(Sampler):
         keys = content_keys(hashed, self._weights, self._salt)
         keys = keys if missing is None else keys.masked_fill(missing, EMPTY)
         part = self._period_tensor * 2 + int(remembered)
-        strata = (y.long() * _GOLDEN + part) & _LOW_BITS if y is not None and has_classes(y) else part.expand(len(keys))
+        strata = strata_of(y, part) if y is not None and has_classes(y) else part.expand(len(keys))
         nearest = torch.searchsorted(self._older, keys).clamp_(max=len(self._older) - 1)
         keys = keys.masked_fill(self._older[nearest] == keys, EMPTY)
         slots = distinct_slots(self._keys[:-1], self._strata[:-1], keys, strata)
@@ -221,7 +226,7 @@ class Sketch(Sampler):
             keys = [EMPTY if absent else key for key, absent in zip(keys, missing.tolist(), strict=True)]
         part = self._period * 2 + int(remembered)
         if y is not None and has_classes(y):
-            strata = [(label * _GOLDEN + part) & _LOW_BITS for label in y.tolist()]
+            strata: list[int] = strata_of(y, part).tolist()
         else:
             strata = [part] * len(keys)
         taken = host.take(keys, strata)
