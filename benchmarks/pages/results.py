@@ -12,6 +12,7 @@ from forgetless.experiments.settings import Settings
 from forgetless.paper import dynamics, published
 from forgetless.paper.reproduce import Line, Measured, Options
 from forgetless.paper.studies import ITEMS
+from pages import field
 from pages.names import STREAM_NAMES, joined, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
@@ -50,6 +51,7 @@ def values() -> dict[str, Any]:
     runs = [run for row in mlp.values() for run in row]
     return {
         **overview(),
+        **field.values(),
         "mlp_device": runs[0].device,
         "mlp_torch": runs[0].versions["torch"],
         "mlp_runs": len(runs),
@@ -128,11 +130,11 @@ def seeds_sentence() -> str:
             counts |= {(row, buffer): count for row, count in runs.items() if count}
         most = max(counts.values(), key=list(counts.values()).count)
         usual.setdefault(most, []).append(STREAM_NAMES[stream])
-        exceptions += [
-            f"{n} of {row_name(row)} on {stream_and_buffer(stream, buffer)}"
-            for (row, buffer), n in counts.items()
-            if n != most
-        ]
+        for row, n in {(row, n): None for (row, _), n in counts.items() if n != most}:
+            buffers = [buffer for buffer in (500, 200) if (row, buffer) in counts]
+            fewer = [buffer for buffer in buffers if counts[row, buffer] == n]
+            where = [STREAM_NAMES[stream]] if fewer == buffers else [stream_and_buffer(stream, b) for b in fewer]
+            exceptions.append(f"{n} for {row_name(row)} on {joined(where)}")
     sentence = " and ".join(f"{count} seeds on {joined(streams)}" for count, streams in usual.items())
     return f"{sentence} (but {joined(exceptions)})" if exceptions else sentence
 
