@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetless.repair.batch import LABELS, pack
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.objective import LABELS, Objective, labelled, pack
+from forgetless.repair.objective import Objective, labelled
 from forgetless.repair.ragged import NO_LABEL, concatenated, unpadded
 
 PLAIN = Objective()

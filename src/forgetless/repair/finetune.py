@@ -24,6 +24,7 @@ from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, shard
 from forgetless.networks.mlp import backpropagates
+from forgetless.repair.batch import role
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import finetuning_modes, unfrozen
@@ -367,7 +368,7 @@ def _dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> 
 
 def _check_buffer(buffer: Buffer, distill: float) -> None:
     """Raise ``ValueError`` if the buffer does not hold what a finetuning needs."""
-    held = {column.partition(".")[0] for column in buffer.columns}  # x.<name> is a part of x
+    held = set(map(role, buffer.columns))
     missing = [column for column in ("x", "y", "logits") if column not in held and (distill or column != "logits")]
     if missing:
         what = f"distill is {distill}, which" if missing == ["logits"] else "finetuning"

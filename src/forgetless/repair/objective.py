@@ -1,4 +1,4 @@
-"""What a finetuning minimises, CE(y, f(x)) + λ · MSE(z, f(x)), and how examples become columns of a buffer.
+"""What a finetuning minimises: CE(y, f(x)) + λ · MSE(z, f(x)).
 
 z are the logits stored with x. λ is ``distill``: 0 for FPF and k-FPF-CE, above 0 for k-FPF-KD. ``loss`` replaces the
 cross-entropy; ``loss="model"`` is the model's own loss, which is the default for a causal language model. Where the
@@ -16,56 +16,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.compute.modules import generates, unwrap
+from forgetless.repair.batch import role, unpack
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.ragged import NO_LABEL
 
-Inputs = Tensor | Mapping[str, Tensor]
-Targets = Tensor | Mapping[str, Tensor]
 Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
 
-LABELS = ("labels", "label", "y")  # the entries of a batch that hold its labels
 RECALLED = "recalled"  # the columns ids, logs and weight under this name hold what the network predicted earlier
-# What flash attention gets besides position_ids, from which it follows: where packed sequences begin.
-VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 SMALL = 1e-6  # the least probability of all unlikely tokens together
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
-
-
-def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0.0) -> dict[str, Tensor]:
-    """Return a batch as columns of a buffer: ``x``, ``y`` (mappings: ``x.<key>``, ``y.<key>``), perhaps ``logits``."""
-    if not isinstance(logits, Tensor | None):
-        raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, such as output.logits")
-    if isinstance(x, Mapping) and "position_ids" in x:
-        x = {name: value for name, value in x.items() if name not in VARLEN}
-    columns = {**_columns("x", x), **_columns("y", y)}
-    if not distill:
-        return columns
-    if logits is None:
-        raise ValueError(f"distill is {distill}, which needs logits: call observe(x, y, logits)")
-    return {**columns, "logits": logits}
-
-
-def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
-    """Return the inputs and labels of a batch whose labels may be among the inputs, as in Hugging Face's batches."""
-    if y is not None:
-        return x, y
-    label = next((name for name in LABELS if name in x), None) if isinstance(x, Mapping) else None
-    if label is None:
-        what = f"the entries {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"type {type(x).__name__}"
-        raise ValueError(
-            f"the batch has no labels: y is missing, and x has {what}. Pass y, or a mapping with labels; "
-            "DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them for a language model"
-        )
-    return {name: value for name, value in x.items() if name != label}, x[label]
-
-
-def unpack(rows: Mapping[str, Tensor], name: str = "x") -> Any:
-    """Return the inputs (or the targets, ``name="y"``) among a buffer's columns: a tensor, or a mapping."""
-    if name in rows:
-        return rows[name]
-    return {key.removeprefix(f"{name}."): column for key, column in rows.items() if key.startswith(f"{name}.")}
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -147,7 +108,7 @@ def check_values(y: Tensor, classes: int) -> None:
 
 def labelled(rows: Mapping[str, Tensor]) -> Tensor:
     """Return which examples have a label: those whose ``y`` is not ``NO_LABEL`` (floats: NaN) everywhere."""
-    columns = [column[:, None].flatten(1) for name, column in rows.items() if name.partition(".")[0] == "y"]
+    columns = [column[:, None].flatten(1) for name, column in rows.items() if role(name) == "y"]
     missing = [column.isnan() if column.is_floating_point() else class_labels(column) == NO_LABEL for column in columns]
     return ~torch.cat([part.all(1, keepdim=True) for part in missing], 1).all(1)
 
@@ -328,10 +289,6 @@ class Objective:
 def logits_of(output: Any) -> Any:
     """Return the logits of an output that names them; the output itself if it does not."""
     return _entry(output, "logits")
-
-
-def _columns(name: str, value: Any) -> dict[str, Tensor]:
-    return {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
 
 
 def _are_tokens(rows: Mapping[str, Tensor]) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forgetless.repair.batch import role
 from forgetless.repair.ragged import LENGTHS, NO_LABEL, content
 from forgetless.repair.samplers import Placed, Sampler, as_tensors
 from forgetless.repair.slots import EMPTY, distinct_slots
@@ -70,7 +71,7 @@ def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
     """Return which examples have only ``NO_LABEL`` (floats: NaN) in all targets, or None if there are no targets."""
     missing = None
     for name, column in batch.items():
-        if name.partition(".")[0] == "y":
+        if role(name) == "y":
             part = column.isnan() if column.is_floating_point() else column.long() == NO_LABEL
             part = part.flatten(1).all(1) if part.ndim > 1 else part
             missing = part if missing is None else missing & part
@@ -186,7 +187,7 @@ class Sketch(Sampler):
     def __init__(self, rows: Mapping[str, Tensor], generator: torch.Generator, salt: int, period: int) -> None:
         super().__init__(rows, generator)
         self._salt = salt
-        self._content = [name for name in rows if name.partition(".")[0] in ("x", "y", LENGTHS)] or list(rows)
+        self._content = [name for name in rows if role(name) in ("x", "y", LENGTHS)] or list(rows)
         self._weights: dict[str, Tensor] = {}
         self._period = period
         self._period_tensor = torch.full((), period, device=self._device)  # for writes that are replayed

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, vocabulary, without_reducer
 from forgetless.compute.shards import compute_device
+from forgetless.repair.batch import role, unpack
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
-from forgetless.repair.objective import Objective, call, check_arguments, unpack
+from forgetless.repair.objective import Objective, call, check_arguments
 from forgetless.repair.ragged import NO_LABEL, cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
 
@@ -109,5 +110,5 @@ def _unshifted(rows: Mapping[str, Tensor]) -> bool:
     return any(
         not column.is_floating_point() and column.shape == y.shape and torch.equal(column[known], y[known])
         for name, column in rows.items()
-        if name.partition(".")[0] == "x"
+        if role(name) == "x"
     ) and bool(known.any())
