@@ -21,16 +21,8 @@ from forgetless.repair.batch import Inputs, Targets, split_labels
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
-from forgetless.repair.objective import (
-    Augment,
-    Forward,
-    Loss,
-    Objective,
-    call,
-    has_labels,
-    shifts_labels,
-    with_labels,
-)
+from forgetless.repair.labels import has_labels, with_labels
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from forgetless import Buffer
 from forgetless.repair.batch import pack, unpack
-from forgetless.repair.objective import Objective, check_labels, class_axis, labelled, with_labels
+from forgetless.repair.labels import check_labels, class_axis, labelled, with_labels
+from forgetless.repair.objective import Objective
 
 
 @dataclass

@@ -29,16 +29,8 @@ from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import Averages, Descent
 from forgetless.repair.freezing import finetuning_modes, unfrozen
 from forgetless.repair.gradients import NO_GRADIENT, Gradients, clipped
-from forgetless.repair.objective import (
-    Augment,
-    Forward,
-    Loss,
-    Objective,
-    call,
-    class_labels,
-    shifts_labels,
-    with_labels,
-)
+from forgetless.repair.labels import class_labels, with_labels
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
 from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
@@ -112,9 +104,8 @@ def finetune(
     descent = Descent.cosine(Finetune(steps=steps, lr=lr, distill=distill, batch=batch))
     objective = Objective(augment, loss, forward, autocast, shifts=shifts_labels(model))
     generator = generator or buffer.generator
-    if generator is None:
+    if generator is None or not len(buffer):
         raise ValueError("the buffer is empty: add examples first")
-    _check_buffer(buffer, distill)
     buffer = with_labels(buffer)
     with untouched_randomness(generator):
         run = Finetuning(model, buffer, names, descent, objective, generator, processes=processes)

@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.compute.modules import generates, unwrap
-from forgetless.repair.batch import role, unpack
-from forgetless.repair.buffer import Buffer
-from forgetless.repair.ragged import NO_LABEL
+from forgetless.repair.batch import unpack
+from forgetless.repair.labels import NO_LABEL, check_labels, check_values, class_axis, class_labels
 
 Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]
@@ -26,7 +25,6 @@ Augment = Callable[[Any], Any]
 
 RECALLED = "recalled"  # the columns ids, logs and weight under this name hold what the network predicted earlier
 SMALL = 1e-6  # the least probability of all unlikely tokens together
-OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -48,85 +46,10 @@ def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
         ) from None
 
 
-def class_labels(y: Tensor) -> Tensor:
-    """Return class labels of any integer dtype as cross-entropy expects them; probabilities stay."""
-    return y if y.is_floating_point() else y.long()
-
-
-def class_axis(y: Tensor, logits: Tensor) -> int:
-    """Return the axis of ``logits`` that holds the classes, for class labels ``y``.
-
-    It is axis 1, as for PyTorch's cross-entropy, or the last axis if only that fits ``y``. If both fit, it is the last
-    axis of a three-dimensional output (batch, time, vocabulary), and axis 1 of one with more dimensions (images).
-    """
-    first, last = y.shape[1:] == logits.shape[2:], y.shape[1:] == logits.shape[1:-1]
-    return logits.ndim - 1 if last and (not first or logits.ndim == 3) else 1
-
-
 def shifts_labels(model: nn.Module) -> bool:
     """Return whether a network is a causal language model that shifts the labels in its own loss."""
     parameters = inspect.signature(unwrap(model).forward).parameters.values()
     return generates(model) and any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
-    """Raise ``ValueError`` unless ``y`` fits ``logits``; only by shape without ``values``, which needs no sync."""
-    shape, probabilities = tuple(logits.shape), y.is_floating_point()
-    if logits.ndim < 2:
-        raise ValueError(f"the network's output has shape {shape}; it must be (batch, classes){OTHER_LOSS}")
-    axis = 1 if probabilities else class_axis(y, logits)
-    expected = (*y.shape[:1], *(shape[1:] if probabilities else shape[1:axis] + shape[axis + 1 :]))
-    if tuple(y.shape) != expected:
-        what = "labels of a float dtype are probabilities and" if probabilities else "class labels"
-        raise ValueError(
-            f"y has shape {tuple(y.shape)}; for logits of shape {shape} {what} must have {expected}{OTHER_LOSS}"
-        )
-    if values:
-        check_values(y, shape[axis])
-
-
-def check_values(y: Tensor, classes: int) -> None:
-    """Raise ``ValueError`` unless ``y`` holds labels or probabilities of this many classes. Synchronises."""
-    if not y.numel():
-        return
-    if y.is_floating_point():
-        valid = (y >= 0).all(1) & ((y.float().sum(1) - 1).abs() < 0.02)
-        if classes < 2 or not bool((valid | y.isnan().all(1)).all()):
-            raise ValueError(
-                "y holds numbers that are not class probabilities: they must be 0 or more, and add up to 1 over "
-                f"two or more classes{OTHER_LOSS}"
-            )
-        return
-    labels = class_labels(y)
-    low, high = torch.stack(torch.where(labels == NO_LABEL, 0, labels).aminmax()).tolist()
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"y holds labels from {low} to {high}; the network has {classes} outputs, so they must be 0 to "
-            f"{classes - 1}{OTHER_LOSS}"
-        )
-
-
-def labelled(rows: Mapping[str, Tensor]) -> Tensor:
-    """Return which examples have a label: those whose ``y`` is not ``NO_LABEL`` (floats: NaN) everywhere."""
-    columns = [column[:, None].flatten(1) for name, column in rows.items() if role(name) == "y"]
-    missing = [column.isnan() if column.is_floating_point() else class_labels(column) == NO_LABEL for column in columns]
-    return ~torch.cat([part.all(1, keepdim=True) for part in missing], 1).all(1)
-
-
-def has_labels(buffer: Buffer) -> bool:
-    """Return whether ``buffer`` holds an example with a label. Synchronises with the GPU."""
-    return bool(len(buffer)) and bool(labelled({name: buffer[name] for name in buffer.columns}).any())
-
-
-def with_labels(buffer: Buffer) -> Buffer:
-    """Return ``buffer``, or a copy without the examples that have no label. Synchronises with the GPU."""
-    columns = {name: buffer[name] for name in buffer.columns}
-    kept = labelled(columns)
-    if bool(kept.all()):
-        return buffer
-    if not bool(kept.any()):
-        raise ValueError(f"no example in the buffer has a label: every y is {NO_LABEL} or NaN")
-    return buffer.subset(kept)
 
 
 @dataclass(frozen=True)
@@ -245,7 +168,7 @@ class Objective:
             stored_labels = [y for _, y in self._heads(output, rows)]
             for (logits, y), stored_y in zip(self._heads(output, drawn), stored_labels, strict=True):
                 check_labels(y, logits, values=False)
-                check_values(stored_y, logits.shape[1 if y.is_floating_point() else class_axis(y, logits)])
+                check_values(stored_y, logits.shape[class_axis(y, logits)])
                 tensors.append(logits)
         if distill:
             logits = logits_of(output)
@@ -314,7 +237,7 @@ def _entry(output: Any, name: str) -> Any:
 
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     labels = class_labels(y)
-    if not y.is_floating_point() and class_axis(y, logits) != 1:
+    if class_axis(y, logits) != 1:
         logits, labels = logits.flatten(0, -2), labels.flatten()
     return F.cross_entropy(logits, labels)
 

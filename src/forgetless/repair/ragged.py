@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from forgetless.repair.batch import role
+from forgetless.repair.labels import NO_LABEL
 
-NO_LABEL = -100  # the label that cross-entropy ignores
 LENGTHS = "lengths"  # one row per example, with the length of its sequence in each ragged column, by name
 TOKENS = 16384  # per pass; with a vocabulary of 50,000 the logits take 3 GB
 MASK, POSITIONS = "x.attention_mask", "x.position_ids"

@@ -22,8 +22,9 @@ from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.compute.shards import compute_device
 from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.held_out import BATCH, evaluating, parts
+from forgetless.repair.labels import NO_LABEL
 from forgetless.repair.objective import RECALLED, Objective, logits_of
-from forgetless.repair.ragged import NO_LABEL, pass_size
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors
 
 TOP = 64  # tokens per position whose probabilities are kept

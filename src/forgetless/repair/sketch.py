@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from forgetless.repair.batch import role
-from forgetless.repair.ragged import LENGTHS, NO_LABEL, content
+from forgetless.repair.labels import has_classes, labelled
+from forgetless.repair.ragged import LENGTHS, content
 from forgetless.repair.samplers import Placed, Sampler, as_tensors
 from forgetless.repair.slots import EMPTY, distinct_slots
 
@@ -65,22 +66,6 @@ def host_content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor]
     sums = [np.einsum("ij,j->i", rows, weight) for rows, weight in pairs]
     keys: list[int] = (mix(sum(sums[1:], sums[0] + salt)) & _LOW_BITS).tolist()
     return keys
-
-
-def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which examples have only ``NO_LABEL`` (floats: NaN) in all targets, or None if there are no targets."""
-    missing = None
-    for name, column in batch.items():
-        if role(name) == "y":
-            part = column.isnan() if column.is_floating_point() else column.long() == NO_LABEL
-            part = part.flatten(1).all(1) if part.ndim > 1 else part
-            missing = part if missing is None else missing & part
-    return missing
-
-
-def has_classes(y: Tensor) -> bool:
-    """Return whether ``y`` holds one class per example."""
-    return y.ndim == 1 and not y.is_floating_point() and not y.is_complex()
 
 
 @final
@@ -199,13 +184,11 @@ class Sketch(Sampler):
 
     def place(self, batch: Mapping[str, Tensor], remembered: bool) -> Placed:
         batch = {name: column.detach().to(self._device) for name, column in batch.items()}
-        missing, y = without_label(batch), batch.get("y")
-        hashed = self._hashed(batch)
+        hashed, has_label, y = self._hashed(batch), labelled(batch), batch.get("y")
         if self._host is not None:
             keys_on_host = host_content_keys(hashed, self._weights, self._salt)
-            return self._place_on_host(self._host, keys_on_host, y, missing, remembered)
-        keys = content_keys(hashed, self._weights, self._salt)
-        keys = keys if missing is None else keys.masked_fill(missing, EMPTY)
+            return self._place_on_host(self._host, keys_on_host, y, has_label, remembered)
+        keys = content_keys(hashed, self._weights, self._salt).masked_fill(~has_label, EMPTY)
         part = self._period_tensor * 2 + int(remembered)
         strata = (y.long() * _GOLDEN + part) & _LOW_BITS if y is not None and has_classes(y) else part.expand(len(keys))
         nearest = torch.searchsorted(self._older, keys).clamp_(max=len(self._older) - 1)
@@ -216,10 +199,10 @@ class Sketch(Sampler):
         return slots, None
 
     def _place_on_host(
-        self, host: HostSlots, keys: list[int], y: Tensor | None, missing: Tensor | None, remembered: bool
+        self, host: HostSlots, keys: list[int], y: Tensor | None, has_label: Tensor, remembered: bool
     ) -> Placed:
-        if missing is not None and missing.any():
-            keys = [EMPTY if absent else key for key, absent in zip(keys, missing.tolist(), strict=True)]
+        if not has_label.all():
+            keys = [key if present else EMPTY for key, present in zip(keys, has_label.tolist(), strict=True)]
         part = self._period * 2 + int(remembered)
         if y is not None and has_classes(y):
             strata = [(label * _GOLDEN + part) & _LOW_BITS for label in y.tolist()]

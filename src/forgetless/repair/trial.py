@@ -10,8 +10,9 @@ from forgetless.compute.shards import compute_device
 from forgetless.repair.batch import role, unpack
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
+from forgetless.repair.labels import NO_LABEL
 from forgetless.repair.objective import Objective, call, check_arguments
-from forgetless.repair.ragged import NO_LABEL, cut
+from forgetless.repair.ragged import cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
 
 UNSHIFTED = (
