@@ -17,14 +17,12 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import generates, unwrap
 from forgetless.repair.batch import unpack
+from forgetless.repair.divergence import divergence, label_weights, recalls
 from forgetless.repair.labels import NO_LABEL, check_labels, check_values, class_axis, class_labels
 
 Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
-
-RECALLED = "recalled"  # the columns ids, logs and weight under this name hold what the network predicted earlier
-SMALL = 1e-6  # the least probability of all unlikely tokens together
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -75,9 +73,13 @@ class Objective:
 
     def uses_own_loss(self, rows: Mapping[str, Tensor]) -> bool:
         """Return whether the loss is the model's own: as asked for, or since ``rows`` have labels for its tokens."""
-        if self.loss is not None or not self.shifts or self.forward is not call or "x" in rows:
-            return self.loss == "model"
-        return _are_tokens(rows)
+        if self.loss is None and self.shifts and self.forward is call and "x" not in rows:
+            return _are_tokens(rows)
+        return self.loss == "model"
+
+    def classifies(self, rows: Mapping[str, Tensor]) -> bool:
+        """Return whether the loss is the cross-entropy between logits and labels."""
+        return self.loss is None and not self.uses_own_loss(rows)
 
     def counts_tokens(self, rows: Mapping[str, Tensor]) -> bool:
         """Return whether the loss is the mean over tokens of the model's own cross-entropy: log perplexity."""
@@ -115,23 +117,12 @@ class Objective:
 
     def value(self, output: Any, rows: Mapping[str, Tensor], distill: float) -> Tensor:
         """Return the loss of a batch, given the network's output for it."""
-        if f"{RECALLED}.ids" in rows:
-            return _divergence(logits_of(output), rows)
-        value: Any
-        own = self.uses_own_loss(rows)
-        if self.loss is None and not own:
-            heads = self._heads(output, rows)
-            several = isinstance(unpack(rows, "y"), Mapping)
-            value = torch.stack([_of_labelled(*head) for head in heads]).sum() if several else _cross_entropy(*heads[0])
-        else:
-            value = self.loss(output, unpack(rows, "y")) if callable(self.loss) else _entry(output, "loss")
-            if not isinstance(value, Tensor) or value.ndim:
-                kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                what = "the model's output has no loss, it is" if own else "loss returned"
-                raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
+        if recalls(rows):
+            return divergence(logits_of(output), rows)
+        value = self._classification_loss(output, rows) if self.classifies(rows) else self._other_loss(output, rows)
         if distill:
             value = value + distill * F.mse_loss(logits_of(output).float(), rows["logits"].float())
-        return value  # type: ignore[no-any-return]
+        return value
 
     def is_cross_entropy(self, output: Any, rows: Mapping[str, Tensor], value: Tensor) -> bool:
         """Return whether the user's loss had the value of the cross-entropy between output and labels as they are."""
@@ -142,51 +133,70 @@ class Objective:
     @torch.no_grad()
     def hits(self, output: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the number of correct predictions and of labels; None if the targets are not class labels."""
-        if self.loss is not None or self.uses_own_loss(rows):
+        if not self.classifies(rows):
             return None
         heads = self._heads(output, rows)
         if any(y.is_floating_point() for _, y in heads):
             return None
-        pairs = [(logits.argmax(class_axis(y, logits)) == y, class_labels(y) != NO_LABEL) for logits, y in heads]
-        correct, labels = ([part.sum() for part in parts] for parts in zip(*pairs, strict=True))
+        correct = [(logits.argmax(class_axis(y, logits)) == y).sum() for logits, y in heads]
+        labels = [(class_labels(y) != NO_LABEL).sum() for _, y in heads]
         return torch.stack(correct).sum(), torch.stack(labels).sum()
 
     def examples(self, rows: Mapping[str, Tensor], distill: float) -> int | Tensor:
         """Return the number (or weight) of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
-        if f"{RECALLED}.ids" in rows:
-            return _weights(rows).sum()
+        if recalls(rows):
+            return label_weights(rows).sum()
         y = unpack(rows, "y")
         counts = self.loss is None or self.counts_tokens(rows)
         if counts and not distill and isinstance(y, Tensor) and not y.is_floating_point():
             return (class_labels(y) != NO_LABEL).sum()
         return _length(rows)
 
-    def check(self, rows: Mapping[str, Tensor], output: Any, drawn: Mapping[str, Tensor], distill: float) -> None:
-        """Raise an error if the stored labels and logits do not fit the output for the examples ``drawn`` of them."""
-        tensors = []
-        if self.loss is None and not self.uses_own_loss(rows):
-            stored_labels = [y for _, y in self._heads(output, rows)]
-            for (logits, y), stored_y in zip(self._heads(output, drawn), stored_labels, strict=True):
+    def check(self, stored: Mapping[str, Tensor], output: Any, drawn: Mapping[str, Tensor], distill: float) -> None:
+        """Raise an error if the labels and logits of a buffer do not fit the network's output for rows drawn from it.
+
+        The values of labels are checked in all ``stored`` rows, which synchronises with the GPU.
+        """
+        results = []
+        if self.classifies(stored):
+            heads = zip(self._heads(output, drawn), self._heads(output, stored), strict=True)
+            for (logits, y), (_, stored_y) in heads:
                 check_labels(y, logits, values=False)
                 check_values(stored_y, logits.shape[class_axis(y, logits)])
-                tensors.append(logits)
+                results.append(logits)
         if distill:
             logits = logits_of(output)
             if not isinstance(logits, Tensor):
                 raise TypeError(f"the output is a {type(logits).__name__}; distill needs one tensor of logits")
-            tensors.append(logits)
+            results.append(logits)
         size = _length(drawn)
-        for logits in tensors:
+        for logits in results:
             if len(logits) != size:
                 raise ValueError(
                     f"augment or forward made {len(logits)} rows of logits from {size} examples; it must keep their "
                     "number"
                 )
-        if distill and rows["logits"].shape[1:] != tensors[-1].shape[1:]:
-            stored, now = tuple(rows["logits"].shape[1:]), tuple(tensors[-1].shape[1:])
+        if distill and stored["logits"].shape[1:] != results[-1].shape[1:]:
+            before, now = tuple(stored["logits"].shape[1:]), tuple(results[-1].shape[1:])
             raise ValueError(
-                f"the stored logits have shape {stored}, the network's have {now}; distill needs them equal"
+                f"the stored logits have shape {before}, the network's have {now}; distill needs them equal"
             )
+
+    def _classification_loss(self, output: Any, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the cross-entropy, of several heads the sum."""
+        heads = self._heads(output, rows)
+        if isinstance(unpack(rows, "y"), Mapping):
+            return torch.stack([_cross_entropy_or_0(*head) for head in heads]).sum()
+        return _cross_entropy(*heads[0])
+
+    def _other_loss(self, output: Any, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the user's loss or the model's own, or raise ``ValueError`` if that is not one number."""
+        value: Any = self.loss(output, unpack(rows, "y")) if callable(self.loss) else _entry(output, "loss")
+        if isinstance(value, Tensor) and not value.ndim:
+            return value
+        kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        what = "loss returned" if callable(self.loss) else "the model's output has no loss, it is"
+        raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
 
     def _heads(self, output: Any, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return the logits and labels of each classification: one, or one per entry of a mapping."""
@@ -242,27 +252,7 @@ def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, labels)
 
 
-def _divergence(logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean over labels of the Kullback-Leibler divergence from what was predicted earlier.
-
-    All tokens besides the most likely ones count as one.
-    """
-    width = rows["y"].shape[1] - 1  # a draw is as long as its longest sequence
-    ids, logs = (rows[f"{RECALLED}.{name}"][:, :width] for name in ("ids", "logs"))
-    scores, logs, weights = logits[:, :-1].float(), logs.float(), _weights(rows)
-    now = scores.gather(2, ids.long()) - scores.logsumexp(2, keepdim=True)
-    rest, rest_now = (1 - values.exp().sum(2) for values in (logs, now))
-    rest, rest_now = rest.clamp(min=SMALL), rest_now.clamp(min=SMALL)
-    divergence = (logs.exp() * (logs - now)).sum(2) + rest * (rest.log() - rest_now.log())
-    return (weights * divergence).sum() / weights.sum()
-
-
-def _weights(rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of each predicted token: that of its sequence, or 0 without a label."""
-    return (rows["y"][:, 1:] != NO_LABEL) * rows[f"{RECALLED}.weight"][:, None]
-
-
-def _of_labelled(logits: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy_or_0(logits: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy, or 0 where a batch has no label for this head. Needs no sync."""
     if y.is_floating_point():
         return _cross_entropy(logits, y)

@@ -2,7 +2,7 @@
 
 In a repair, the labels of a small buffer are soon memorised. The predictions of the model that had just learned these
 sequences hold more: at every token, a distribution over the next one. So a repair brings a language model back to
-these predictions (``Objective.value``). The most likely tokens of each are kept, in host memory.
+these predictions (``divergence``). The most likely tokens of each are kept, in host memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.compute.shards import compute_device
 from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.repair.divergence import RECALLED
 from forgetless.repair.held_out import BATCH, evaluating, parts
 from forgetless.repair.labels import NO_LABEL
-from forgetless.repair.objective import RECALLED, Objective, logits_of
+from forgetless.repair.objective import Objective, logits_of
 from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors
 

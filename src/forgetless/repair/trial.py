@@ -47,10 +47,9 @@ def try_out(
     x = unpack(rows)
     if isinstance(x, Mapping) and objective.forward is call and objective.loss != "model":
         check_arguments(model, x)
-    own = objective.uses_own_loss(rows)
-    if objective.loss is None and not own and _unshifted(rows):
+    if objective.classifies(rows) and _unshifted(rows):
         raise ValueError(UNSHIFTED)
-    if own and objective.shifts and _shifted(rows):
+    if objective.uses_own_loss(rows) and objective.shifts and _shifted(rows):
         raise ValueError(SHIFTED_TWICE)
     network = unwrap(model)
     check_vocabulary(network, rows)
