@@ -23,7 +23,7 @@ from forgetless.methods import Method
 from forgetless.methods.learner import Batch
 from forgetless.methods.loader import Loader, batch_sizes
 from forgetless.methods.method import take_step
-from forgetless.repair.finetune import NonFiniteError
+from forgetless.repair.non_finite import NonFiniteError
 from forgetless.training import events
 from forgetless.training.checks import check_parts
 from forgetless.training.evaluation import Accuracies, evaluate
