@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.hashing import content_keys, host_content_keys, word_weights, words
 from forgetless.repair.labels import labelled
-from forgetless.repair.sketch import Sketch, content_keys, host_content_keys, word_weights, words
+from forgetless.repair.sketch import Sketch
 from forgetless.training.contract import detect_syncs
 
 MASK = 2**64 - 1
