@@ -70,7 +70,7 @@ def finetune(
 
     The user's gradients, optimizer, ``requires_grad`` flags, train/eval modes and random states stay as they are. A
     parameter with ``requires_grad=False`` stays frozen. If the loss or a weight becomes infinite or NaN, the network is
-    restored and ``NonFiniteError`` names the step. The GPU-to-CPU sync is once, at the end.
+    restored and ``NonFiniteError`` names the step. It synchronises with the GPU before the first step and at the end.
 
         >>> model, buffer = nn.Linear(4, 2), Buffer(8)
         >>> buffer.add({"x": torch.rand(8, 4), "y": torch.tensor([0, 1] * 4)})
@@ -114,7 +114,8 @@ def finetune(
 class Finetuning:
     """``finetune`` step by step: ``advance`` until ``left`` is 0, then ``finish``.
 
-    With the ``engine`` of a GPU, rates, step number and losses are on the device, so that it can capture the steps.
+    With the ``engine`` of a GPU, rates, step number and losses are on the device (``Schedule``), so that it can capture
+    the steps.
     """
 
     def __init__(

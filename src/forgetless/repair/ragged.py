@@ -23,10 +23,10 @@ Rows = Mapping[str, Tensor]
 
 
 def ragged(rows: Rows) -> tuple[str, ...]:
-    """Return the columns that hold sequences of tokens, in alphabetical order; none if a network would see padding.
+    """Return the columns that hold sequences of tokens, in alphabetical order.
 
-    That is so if neither a mask nor labels per token hide it. Stored logits are of one shape, and so is what they
-    belong to.
+    There are none if the network would see their padding, since neither a mask nor labels per token hide it. There are
+    none next to stored logits either, whose shape is fixed.
     """
     if "logits" in rows or len({len(c) if isinstance(c, Tensor) and c.ndim else None for c in rows.values()}) != 1:
         return ()
