@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from forgetless.fpf import FPF
     from forgetless.methods import Method
     from forgetless.repair.buffer import Buffer
-    from forgetless.repair.finetune import Finetuned, NonFiniteError, finetune
+    from forgetless.repair.finetune import Finetuned, finetune
     from forgetless.repair.finished import repair
     from forgetless.repair.freezing import only
     from forgetless.repair.groups import groups
+    from forgetless.repair.non_finite import NonFiniteError
     from forgetless.repair.profile import Profile
     from forgetless.repair.sensitivity import select, sensitivity
     from forgetless.repair.settings import Finetune
@@ -37,9 +38,10 @@ __all__ = [
 _HOMES = {
     "config.catalogue": ("METHODS", "NETWORKS", "STREAMS"), "data.stream": ("Stream",), "fpf": ("FPF",),
     "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "repair.buffer": ("Buffer",),
-    "repair.finetune": ("Finetuned", "NonFiniteError", "finetune"), "repair.freezing": ("only",),
-    "repair.groups": ("groups",), "repair.profile": ("Profile",), "repair.sensitivity": ("select", "sensitivity"),
-    "repair.settings": ("Finetune",), "repair.sharded_state": ("ShardedState",),
+    "repair.finetune": ("Finetuned", "finetune"), "repair.freezing": ("only",), "repair.groups": ("groups",),
+    "repair.non_finite": ("NonFiniteError",), "repair.profile": ("Profile",),
+    "repair.sensitivity": ("select", "sensitivity"), "repair.settings": ("Finetune",),
+    "repair.sharded_state": ("ShardedState",),
     "training.contract": ("check",), "training.evaluation": ("evaluate",), "training.loop": ("train",),
 }  # fmt: skip
 

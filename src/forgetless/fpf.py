@@ -17,22 +17,12 @@ from forgetless.compute.engine import find_device
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.compute.shards import check_processes, compute_device
+from forgetless.repair.batch import Inputs, Targets, split_labels
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
-from forgetless.repair.objective import (
-    Augment,
-    Forward,
-    Inputs,
-    Loss,
-    Objective,
-    Targets,
-    call,
-    has_labels,
-    shifts_labels,
-    split_labels,
-    with_labels,
-)
+from forgetless.repair.labels import has_labels, with_labels
+from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report

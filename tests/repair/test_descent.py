@@ -9,8 +9,8 @@ from torch import nn
 
 from forgetless import Buffer
 from forgetless.compute.engine import Engine
-from forgetless.repair.descent import Descent, sharing, slices
-from forgetless.repair.finetune import Finetuning, Schedule
+from forgetless.repair.descent import Descent, Schedule, sharing, slices
+from forgetless.repair.finetune import Finetuning
 from forgetless.repair.objective import Objective
 from forgetless.repair.settings import Finetune
 

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.sketch import Sketch, content_keys, host_content_keys, without_label, word_weights, words
+from forgetless.repair.hashing import content_keys, host_content_keys, word_weights, words
+from forgetless.repair.labels import labelled
+from forgetless.repair.sketch import Sketch
 from forgetless.training.contract import detect_syncs
 
 MASK = 2**64 - 1
@@ -175,7 +177,7 @@ def test_the_sample_of_distinct_examples_is_uniform():
 )
 @pytest.mark.parametrize("gpu", [False, True])
 def test_examples_without_a_label_are_rejected(y, missing, gpu):
-    assert without_label({"y": y}).tolist() == missing
+    assert (~labelled({"y": y})).tolist() == missing
     example = {"x": torch.zeros(1), "y": y[:1]}
     buffer = on_device(8, example) if gpu else Buffer(8, policy="distinct")
     buffer.add({"x": torch.arange(len(y)).float(), "y": y})
@@ -185,7 +187,7 @@ def test_examples_without_a_label_are_rejected(y, missing, gpu):
 
 def test_one_target_of_several_is_a_label():
     batch = {"y.a": torch.tensor([-100, 1, -100]), "y.b": torch.tensor([torch.nan, torch.nan, 0.5])}
-    assert without_label(batch).tolist() == [True, False, False]
+    assert labelled(batch).tolist() == [False, True, True]
     buffer = Buffer(8, policy="distinct")
     for _ in range(2):
         buffer.add({"x": torch.arange(3), **batch})

@@ -112,6 +112,6 @@ def test_activation_checkpointing_changes_no_bit(reentrant):
 def test_an_unused_parameter_has_no_gradient():
     model = Checkpointed(None)
     value = model.first(torch.rand(2, 4)).sum()
-    found = Gradients(model).of(value, [model.head.bias, model.first.bias])
-    assert found[0] is None
-    assert found[1].tolist() == [2] * 8
+    gradients = Gradients(model).differentiate(value, [model.head.bias, model.first.bias])
+    assert gradients[0] is None
+    assert gradients[1].tolist() == [2] * 8

@@ -10,7 +10,8 @@ from torch.optim.swa_utils import AveragedModel
 
 import forgetless
 from forgetless import networks
-from forgetless.repair.groups import float_tensors, groups, is_norm
+from forgetless.compute.modules import is_norm
+from forgetless.repair.groups import float_tensors, groups
 from helpers import CNN, Transformer
 
 

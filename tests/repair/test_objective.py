@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless import Buffer
-from forgetless.repair.objective import Objective, check_labels, class_axis, labelled, pack, unpack, with_labels
+from forgetless.repair.batch import pack, unpack
+from forgetless.repair.labels import check_labels, class_axis, labelled, with_labels
+from forgetless.repair.objective import Objective
 
 
 @dataclass

@@ -70,7 +70,7 @@ def test_rows_between_epochs_cross_tasks():
 
 
 def test_rows_between_tasks_compare_the_same_epoch():
-    tracker, history = tracked((2, 3, 1, 3), epochs=None)
+    tracker, history = tracked((2, 3, 1, 3), epochs=3)
     assert of_tracker(tracker.between_tasks) == compared(between_tasks(history))
     assert set(of_tracker(tracker.between_tasks)) == {(2, 1), (2, 2), (3, 1), (4, 1)}
 

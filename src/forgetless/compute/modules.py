@@ -1,4 +1,4 @@
-"""Look inside modules: unwrap them, detect compiled and hooked ones, join names."""
+"""Look inside modules: unwrap them, recognise kinds of layers, detect compiled and hooked ones, join names."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.utils import parametrize
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -46,6 +47,33 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is a normalisation layer: one of torch's or a subclass, or a leaf that looks like one."""
+    if parametrize.is_parametrized(module) or type(module).__module__.startswith("torch.nn.utils"):
+        return False  # as the module of a weight's spectral norm
+    if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
+        return True
+    vectors = all(sum(size > 1 for size in p.shape) <= 1 for p in module.parameters(recurse=False))
+    return "norm" in type(module).__name__.lower() and not is_composite(module) and vectors
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer or a convolution, maybe with adapters."""
+    layer = _adapted(module) or module
+    kinds = nn.Linear | nn.Bilinear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+    return isinstance(layer, kinds) or "linear" in type(layer).__name__.lower()
+
+
+def is_composite(module: nn.Module) -> bool:
+    """Return whether a module contains others; a layer with a parametrization or adapters is one layer."""
+    return _adapted(module) is None and any(name != "parametrizations" for name, _ in module.named_children())
+
+
+def has_parameters(module: nn.Module, recurse: bool = False) -> bool:
+    """Return whether a module has parameters; with ``recurse``, those of the modules inside it count."""
+    return any(True for _ in module.parameters(recurse))
+
+
 def generates(model: nn.Module) -> bool:
     """Return whether a network is a causal language model: it generates tokens, and has no encoder."""
     network = unwrap(model)
@@ -77,3 +105,10 @@ def hooked(module: nn.Module) -> bool:
     """Return whether the module has forward or backward hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(map(bool, hooks))
+
+
+def _adapted(module: nn.Module) -> nn.Module | None:
+    """Return the layer inside peft's adapters, or next to the copy that is trained in its place."""
+    children = dict(module.named_children())
+    layer = children.get("base_layer", children.get("original_module"))
+    return None if layer is None or is_composite(layer) else layer

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from forgetless.repair.objective import Inputs, Targets, pack, unpack
+from forgetless.repair.batch import Inputs, Targets, pack, unpack
 from forgetless.repair.ragged import concatenated, ragged
 
 Observation = tuple[Inputs, Targets, Tensor | None]  # a batch as ``FPF.observe`` takes it: x, y, logits

@@ -37,7 +37,8 @@ from transformers.trainer_callback import ExportableState
 from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
-from forgetless.repair.objective import VARLEN, call
+from forgetless.repair.batch import VARLEN
+from forgetless.repair.objective import call
 
 HOOKS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()  # those that collect batches
 CALLS = 64  # forward passes kept per batch; a model that is called after an interrupt must not fill the memory

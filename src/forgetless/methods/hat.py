@@ -30,13 +30,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.compute.modules import joined, unwrap
+from forgetless.compute.modules import is_norm, joined, unwrap
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.layers import find_layers, forward_hooks, probe
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
-from forgetless.repair.groups import is_norm
 
 LARGEST_EXPONENT = 50.0  # of |s e| in the compensation, where cosh is still finite
 LARGEST_EMBEDDING = 6.0  # the authors' bound

@@ -27,13 +27,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forgetless.compute.modules import joined, unwrap
+from forgetless.compute.modules import is_norm, joined, unwrap
 from forgetless.config.fields import setting
 from forgetless.data.stream import Task
 from forgetless.methods.layers import WithWeights, find_layers
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import Method
-from forgetless.repair.groups import is_norm
 
 FREE = 32767  # the owner of weights that belong to no task: later than all tasks
 

@@ -11,12 +11,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from forgetless.repair.batch import size_of
 from forgetless.repair.columns import Columns
 from forgetless.repair.ragged import cut, unpadded
 from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
-from forgetless.repair.stage import Stage, size_of
+from forgetless.repair.stage import Stage
 
 HELD_OUT = 8  # every eighth slot is held out from repairs
 

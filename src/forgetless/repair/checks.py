@@ -6,8 +6,10 @@ from warnings import warn
 from torch import Tensor, nn
 
 from forgetless.compute.modules import unwrap
+from forgetless.repair.batch import Inputs, Targets, pack
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.objective import Inputs, Objective, Targets, check_labels, pack
+from forgetless.repair.labels import check_labels
+from forgetless.repair.objective import Objective
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
 

@@ -60,6 +60,74 @@ def sharing(descent: Descent, processes: Processes | None) -> Descent:
 
 
 @final
+class Schedule:
+    """The learning rate of each step, the number of the step and the losses, on the device.
+
+    Steps that are captured into a CUDA graph read and write these tensors, and Adam's averages.
+    """
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self.rates = torch.zeros(steps, device=device)
+        self.losses = torch.zeros(steps, device=device)
+        self.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
+        self.averages: Averages | None = None
+
+    def rate(self) -> Tensor:
+        """Return the rate of the present step."""
+        return self.rates.index_select(0, self.step)[0]
+
+    def record(self, loss: Tensor) -> None:
+        """Record the loss of the present step, and go to the next."""
+        self.losses.index_copy_(0, self.step, loss.float().reshape(1))
+        self.step.add_(1)
+        self.checked = True
+
+
+@final
+class Optimizer:
+    """SGD without momentum, or Adam, for one descent."""
+
+    def __init__(self, descent: Descent) -> None:
+        self._adam = descent.optimizer == "adam"
+        self._rates = descent.multipliers
+        self._averages: Averages | None = None
+        self._schedule: Schedule | None = None
+
+    def use(self, schedule: Schedule) -> None:
+        """Take the rates from the device from now on, and begin with the first step."""
+        schedule.rates.copy_(torch.tensor(self._rates))
+        schedule.step.zero_()
+        self._schedule, self._averages = schedule, schedule.averages
+        if self._averages is not None:
+            self._averages.reset()
+
+    def scale(self) -> Tensor | None:
+        """Return by what ``update`` expects gradients to be multiplied: by SGD's rate on the device, to save a pass."""
+        return None if self._schedule is None or self._adam else self._schedule.rate()
+
+    def update(self, parameters: list[Tensor], gradients: list[Tensor], step: int) -> None:
+        """Move the parameters in the step with this number, from 0."""
+        if not self._adam:
+            torch._foreach_add_(parameters, gradients, alpha=-self._rates[step] if self._schedule is None else -1)
+            return
+        if self._averages is None:
+            self._averages = Averages(parameters)
+            if self._schedule is not None:
+                self._schedule.averages = self._averages  # the captured step updates these tensors
+        for part, directions in self._averages.update(gradients):
+            if self._schedule is None:
+                torch._foreach_add_(parameters[part], directions, alpha=-self._rates[step])
+            else:
+                torch._foreach_mul_(directions, self._schedule.rate())
+                torch._foreach_add_(parameters[part], directions, alpha=-1)
+
+    def forget(self) -> None:
+        """Forget the averages of all gradients."""
+        self._averages = None
+
+
+@final
 class Averages:
     """Adam's running averages of the gradients and of their squares."""
 

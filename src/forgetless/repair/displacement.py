@@ -50,8 +50,8 @@ def displacement_scores(
                 value = objective.value(objective.output(network, objective.plain_inputs(rows), rows), rows, 0.0)
             # The gradients of shards are means over processes, so that a process must weigh its own before.
             scale = torch.full((), weight, device=device) if sharded else None
-            found = gradients.of(value, list(parameters.values()), scale)
-            for (name, parameter), gradient in zip(parameters.items(), found, strict=True):
+            batch_gradients = gradients.differentiate(value, list(parameters.values()), scale)
+            for (name, parameter), gradient in zip(parameters.items(), batch_gradients, strict=True):
                 if gradient is not None:
                     now = shard(parameter)
                     product = ((now - before[name].to(now)) * gradient).sum().double()

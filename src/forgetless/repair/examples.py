@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forgetless.repair.batch import LABELS, pack
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.objective import LABELS, Objective, labelled, pack
-from forgetless.repair.ragged import NO_LABEL, concatenated, unpadded
+from forgetless.repair.labels import NO_LABEL, has_classes, labelled
+from forgetless.repair.objective import Objective
+from forgetless.repair.ragged import concatenated, unpadded
 
 PLAIN = Objective()
 EXPECTED = "(x, y), a mapping of columns, a data set of (input, label), or batches of (x, y)"
@@ -46,7 +48,7 @@ def fill_buffer(
     columns = objective.targets(unpadded(columns, pad))
     y = columns["y"]
     order = torch.arange(len(y), device=y.device)
-    if _is_class(y):
+    if has_classes(y):
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
         order = order[y[order].argsort(stable=True)]
     order = order[labelled(columns)[order]]
@@ -131,19 +133,15 @@ def _check(columns: Mapping[str, Tensor]) -> None:
     y = columns["y"]
     if y.is_floating_point():
         return
-    if not bool((labelled := y != NO_LABEL).any()):
+    if not bool((known := y != NO_LABEL).any()):
         raise ValueError(
             f"examples has no labels: all {len(y)} are {NO_LABEL}; a repair needs the label of each example"
         )
-    if _is_class(y) and len(classes := y[labelled].unique().tolist()) == 1:
+    if has_classes(y) and len(classes := y[known].unique().tolist()) == 1:
         raise ValueError(
             f"examples has only the class {classes[0]}, on which the network would learn to predict nothing else; "
             "it must hold examples of all classes, old and new"
         )
-
-
-def _is_class(y: Tensor) -> bool:
-    return y.ndim == 1 and not y.is_floating_point()
 
 
 def _are_batches(examples: Any) -> bool:

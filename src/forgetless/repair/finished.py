@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.shards import is_sharded
+from forgetless.repair.batch import role
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
@@ -115,6 +116,6 @@ def check_fit(model: nn.Module, buffer: Buffer, objective: Objective, names: Col
     try:
         try_out(model, objective, rows, names=names, batch=2)
     except (RuntimeError, LookupError) as error:
-        shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if name[0] == "x")
+        shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if role(name) == "x")
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"examples do not fit {type(unwrap(model)).__name__} (one has {shapes}): {reason}") from error

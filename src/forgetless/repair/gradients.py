@@ -34,10 +34,12 @@ class Gradients:
         self._network, self._parameters = network, list(network.parameters())
         self._by_backward: bool | None = None  # None: not known before the first loss
 
-    def of(self, value: Tensor, chosen: Sequence[Tensor], scale: Tensor | None = None) -> Sequence[Tensor | None]:
-        """Return the gradient of a loss for each chosen parameter, times ``scale``; None where it has no influence.
+    def differentiate(
+        self, value: Tensor, chosen: Sequence[Tensor], scale: Tensor | None = None
+    ) -> Sequence[Tensor | None]:
+        """Return the gradient of a loss for each chosen parameter, times ``scale``; None if it has no influence.
 
-        That of a sharded parameter is this process's shard of the mean over all processes.
+        The gradient of a sharded parameter is this process's shard of the mean over all processes.
         """
         if not value.requires_grad:
             raise ValueError(NO_GRADIENT)
@@ -49,6 +51,12 @@ class Gradients:
                 reshard(self._network)
                 return [None if parameter.grad is None else shard(parameter.grad) for parameter in chosen]
         return torch.autograd.grad(value, chosen, scale, allow_unused=True)
+
+
+def dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return one dense gradient per parameter, zeros where there is none."""
+    known = [g.to_dense() if g is not None and g.is_sparse else g for g in gradients or [None] * len(parameters)]
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, known, strict=True)]
 
 
 def clipped(

@@ -24,28 +24,20 @@ Every tensor is in exactly one group; a tied weight is there once, under the fir
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
-from torch.optim.swa_utils import AveragedModel
 
-from forgetless.compute.modules import generates, joined, unwrap
+from forgetless.compute.modules import generates, is_composite, is_norm, joined, unwrap
 from forgetless.compute.shards import check_parameters, reshard
 from forgetless.networks import MLP, VGG11, ResNet
+from forgetless.repair.head import find_head
 
 Groups = dict[str, tuple[str, ...]]
-Chain = tuple[nn.Module, ...]  # nested modules, from the network inward
 
 _PAPER = re.compile(r"(conv1|bn1|block\d|fc\d*)\.")  # the modules of the paper's networks
-HEAD_NAMES = (
-    "head", "heads", "fc", "classifier", "lm_head", "score", "out", "output", "output_layer", "logits", "final",
-)  # fmt: skip
-AMBIGUOUS = ("fc", "out", "output", "final")  # names that layers in the middle have too
 ATTENTION = ("attn", "attention")  # in the name of a module of a language model, or of its class
 DEPTHS = 3  # parts into which the layers of a language model are divided
 LAST = ("bn.affine", "bn.stats", "norm.affine", "norm.stats", "fc", "head", "buffers")  # after the body
@@ -69,9 +61,9 @@ def groups(model: nn.Module, head: str | None = None) -> Groups:
     if not tensors:
         raise ValueError(f"{type(network).__name__} has neither parameters nor float buffers to group")
     if isinstance(network, MLP | ResNet | VGG11) and head is None and all(map(_PAPER.match, tensors)):
-        owner = {name: name.partition(".")[0] for name in tensors} | _of_norms(network, "bn")
+        owner = {name: name.partition(".")[0] for name in tensors} | _norm_groups(network, "bn")
     else:  # a larger subclass, too
-        owner = _derived(network, tensors, head)
+        owner = _derived_groups(network, tensors, head)
     parts: dict[str, list[str]] = {}
     for name in tensors:
         parts.setdefault(owner[name], []).append(name)
@@ -99,16 +91,6 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a normalisation layer: one of torch's or a subclass, or a leaf that looks like one."""
-    if parametrize.is_parametrized(module) or type(module).__module__.startswith("torch.nn.utils"):
-        return False  # as the module of a weight's spectral norm
-    if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
-        return True
-    vectors = all(sum(size > 1 for size in p.shape) <= 1 for p in module.parameters(recurse=False))
-    return "norm" in type(module).__name__.lower() and not _is_composite(module) and vectors
-
-
 def statistics(network: nn.Module) -> dict[nn.Module, set[str]]:
     """Return the names of the running statistics of each normalisation layer that has some."""
     tensors = float_tensors(network)
@@ -117,7 +99,7 @@ def statistics(network: nn.Module) -> dict[nn.Module, set[str]]:
     return {layer: names & tensors.keys() for layer, names in buffers.items() if names & tensors.keys()}
 
 
-def _of_norms(network: nn.Module, prefix: str) -> dict[str, str]:
+def _norm_groups(network: nn.Module, prefix: str) -> dict[str, str]:
     """Return the group of each tensor of a normalisation layer."""
     owner: dict[str, str] = {}
     for path, module in network.named_modules():
@@ -127,11 +109,11 @@ def _of_norms(network: nn.Module, prefix: str) -> dict[str, str]:
     return owner
 
 
-def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None) -> dict[str, str]:
+def _derived_groups(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None) -> dict[str, str]:
     """Return the group of each tensor, derived from module types and depth."""
     parameters = {name for name, _ in network.named_parameters()}
-    owner = {name: "buffers" for name in tensors if name not in parameters} | _of_norms(network, "norm")
-    output = _head(network) if head is None else dict(network.named_modules()).get(head)
+    owner = {name: "buffers" for name in tensors if name not in parameters} | _norm_groups(network, "norm")
+    output = find_head(network) if head is None else dict(network.named_modules()).get(head)
     of_head = set() if output is None else {id(parameter) for parameter in output.parameters()}
     if head is not None and not of_head:
         raise ValueError(f"head={head!r} is not a module with parameters of {type(network).__name__}")
@@ -143,7 +125,7 @@ def _derived(network: nn.Module, tensors: Mapping[str, Tensor], head: str | None
         )
     owner |= {name: "head" for name, tensor in tensors.items() if id(tensor) in of_head}
     if generates(network) and (layers := _attending_layers(network)):
-        return _of_language_model(tensors, layers, owner)
+        return _language_model_groups(tensors, layers, owner)
     units = list(_units(network, [name for name in tensors if name not in owner]))
     first_block = _first_block([module for module, _ in units])
     for i, (_, names) in enumerate(units):
@@ -168,83 +150,40 @@ def _attends(path: str, module: nn.Module) -> bool:
     return not is_norm(module) and any(word in name for name in names for word in ATTENTION)
 
 
-def _of_language_model(
+def _language_model_groups(
     tensors: Iterable[str], layers: Mapping[str, set[str]], owner: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the group of each tensor of a language model; ``owner`` has those of norms, buffers and the head."""
-    count, parts = len(layers), min(DEPTHS, len(layers))
-    spans: dict[int, list[int]] = {}
-    for index in range(count):
-        spans.setdefault(index * parts // count, []).append(index)
-    depth = {i: f"{span[0]}-{span[-1]}" if len(span) > 1 else f"{i}" for span in spans.values() for i in span}
-    parts_of = dict.fromkeys(tensors, "embedding")
-    for index, (layer, attention) in enumerate(layers.items()):
-        for name in [name for name in parts_of if name.startswith(f"{layer}.")]:
+    group_of = dict.fromkeys(tensors, "embedding")
+    for (layer, attention), depth in zip(layers.items(), _depths(len(layers)), strict=True):
+        for name in [name for name in group_of if name.startswith(f"{layer}.")]:
             attends = any(name.startswith(f"{path}.") for path in attention)
-            parts_of[name] = f"{'attention' if attends else 'mlp'}.{depth[index]}"
-    return {**parts_of, **owner}
+            group_of[name] = f"{'attention' if attends else 'mlp'}.{depth}"
+    return {**group_of, **owner}
 
 
-def _head(network: nn.Module) -> nn.Module | None:
-    """Return the last linear layer below a child with a usual name, otherwise of the whole network."""
-    children = dict(network.named_children())
-    if len(children) == 1 and _is_composite(network) and not _has_parameters(network):  # a wrapper, such as peft's
-        return _head(*children.values())
-    frozen = {child: not any(p.requires_grad for p in child.parameters()) for child in children.values()}
-    copies = {  # averages of the network, or a frozen copy next to it
-        child
-        for name, child in children.items()
-        if isinstance(child, AveragedModel)
-        or (frozen[child] and not all(frozen.values()) and _is_composite(child) and name not in HEAD_NAMES)
-    }
-    layers = list(_layers((network,), "", copies))
-    linear = [(path, chain) for path, chain in layers if _is_linear(chain[-1])]
-    usual = [(path.split(".")[0], chain[-1]) for path, chain in linear if path.split(".")[0] in HEAD_NAMES]
-    if usual:
-        name, layer = usual[-1]
-        later = list(children.values())[list(children).index(name) + 1 :] if name in AMBIGUOUS else []
-        for child in [child for child in later if isinstance(child, nn.Linear)]:
-            if isinstance(layer, nn.Linear) and child.in_features == layer.out_features:
-                layer = child  # which the ambiguous one feeds
-        return layer
-    if not linear or layers[-1] != linear[-1]:
-        return None
-    *around, layer = linear[-1][1]
-    width = getattr(layer, "out_features", None)
-    matrices = [p for module in around for p in module.parameters(recurse=False) if p.ndim == 2]
-    feeds_a_matrix = any(width in matrix.shape for matrix in matrices)  # which could multiply the layer's output
-    return None if feeds_a_matrix or _in_repeated(linear[-1][1], copies) else layer
-
-
-def _layers(chain: Chain, path: str, copies: Collection[nn.Module]) -> Iterator[tuple[str, Chain]]:
-    """Yield each layer below the last module of ``chain``: its path, and the modules around it with itself."""
-    composite = _is_composite(chain[-1])
-    if _has_parameters(chain[-1], recurse=not composite):
-        yield path, chain
-    for name, child in chain[-1].named_children() if composite else ():
-        if child not in copies and not is_norm(child):
-            yield from _layers((*chain, child), joined(path, name), copies)
-
-
-def _in_repeated(chain: Chain, copies: Collection[nn.Module]) -> bool:
-    """Return whether the last of these nested modules is part of one of several sibling layers of one type."""
-    return any(
-        _is_composite(part) and sum(type(s) is type(part) for s in parent.children() if s not in copies) > 1
-        for parent, part in pairwise(chain)
-    )
+def _depths(count: int) -> list[str]:
+    """Return the range of layers, such as "0-9", to which each of ``count`` layers belongs."""
+    parts = min(DEPTHS, count)
+    part_of = [layer * parts // count for layer in range(count)]
+    ranges = []
+    for part in part_of:
+        first, size = part_of.index(part), part_of.count(part)
+        ranges.append(f"{first}-{first + size - 1}" if size > 1 else f"{first}")
+    return ranges
 
 
 def _units(module: nn.Module, body: Sequence[str], path: str = "") -> Iterator[tuple[nn.Module | None, list[str]]]:
     """Yield the parts of the body with their tensors: stages or repeated layers, otherwise single layers."""
-    own = [joined(path, name) for name, _ in module.named_parameters(recurse=False)]
-    yield from ((None, [name]) for name in own if name in body)
+    loose = [joined(path, name) for name, _ in module.named_parameters(recurse=False)]  # outside of all layers
+    yield from ((None, [name]) for name in loose if name in body)
     paths = [(joined(path, name), child) for name, child in module.named_children()]
     parts = [(part, child, [name for name in body if name.startswith(f"{part}.")]) for part, child in paths]
     parts = [(part, child, names) for part, child, names in parts if names]
-    stages = _alike(child for _, child, _ in parts) >= 3
+    are_units = _alike(child for _, child, _ in parts) >= 3
     for part, child, names in parts:
-        plain = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-        if not stages and _is_composite(child) and (plain or len(parts) == 1 or _has_repeated(child)):
+        container = isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+        if not are_units and is_composite(child) and (container or len(parts) == 1 or _has_repeated(child)):
             yield from _units(child, names, part)
         else:
             yield child, names
@@ -252,12 +191,12 @@ def _units(module: nn.Module, body: Sequence[str], path: str = "") -> Iterator[t
 
 def _has_repeated(module: nn.Module) -> bool:
     """Return whether a module contains two or more sibling modules of one type that have children themselves."""
-    return _alike(module.children()) >= 2 or any(map(_has_repeated, filter(_is_composite, module.children())))
+    return _alike(module.children()) >= 2 or any(map(_has_repeated, filter(is_composite, module.children())))
 
 
 def _alike(modules: Iterable[nn.Module]) -> int:
     """Return the largest number of these modules that have one type and contain others."""
-    return max(Counter(type(module) for module in modules if _is_composite(module)).values(), default=0)
+    return max(Counter(type(module) for module in modules if is_composite(module)).values(), default=0)
 
 
 def _first_block(units: Sequence[nn.Module | None]) -> int:
@@ -265,30 +204,8 @@ def _first_block(units: Sequence[nn.Module | None]) -> int:
 
     There is no stem if the first unit is one of the repeated layers, as in T5, whose embedding is its head.
     """
-    kinds = [type(unit) if unit and _is_composite(unit) else None for unit in units]
+    kinds = [type(unit) if unit and is_composite(unit) else None for unit in units]
     usual = max(filter(None, kinds), key=kinds.count, default=None)
     if usual and kinds[0] is usual and kinds.count(usual) > 1:
         return 0
     return next((i for i, kind in enumerate(kinds) if i and kind), 1)
-
-
-def _adapted(module: nn.Module) -> nn.Module | None:
-    """Return the layer inside peft's adapters, or next to the copy that is trained in its place."""
-    children = dict(module.named_children())
-    layer = children.get("base_layer", children.get("original_module"))
-    return None if layer is None or _is_composite(layer) else layer
-
-
-def _is_linear(module: nn.Module) -> bool:
-    layer = _adapted(module) or module
-    kinds = nn.Linear | nn.Bilinear | nn.Conv1d | nn.Conv2d | nn.Conv3d
-    return isinstance(layer, kinds) or "linear" in type(layer).__name__.lower()
-
-
-def _is_composite(module: nn.Module) -> bool:
-    """Return whether a module contains others; a layer with a parametrization or adapters is one layer."""
-    return _adapted(module) is None and any(name != "parametrizations" for name, _ in module.named_children())
-
-
-def _has_parameters(module: nn.Module, recurse: bool = False) -> bool:
-    return any(True for _ in module.parameters(recurse))

@@ -1,4 +1,4 @@
-"""What a finetuning minimises, CE(y, f(x)) + λ · MSE(z, f(x)), and how examples become columns of a buffer.
+"""What a finetuning minimises: CE(y, f(x)) + λ · MSE(z, f(x)).
 
 z are the logits stored with x. λ is ``distill``: 0 for FPF and k-FPF-CE, above 0 for k-FPF-KD. ``loss`` replaces the
 cross-entropy; ``loss="model"`` is the model's own loss, which is the default for a causal language model. Where the
@@ -16,56 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.compute.modules import generates, unwrap
-from forgetless.repair.buffer import Buffer
-from forgetless.repair.ragged import NO_LABEL
+from forgetless.repair.batch import unpack
+from forgetless.repair.divergence import divergence, label_weights, recalls
+from forgetless.repair.labels import NO_LABEL, check_labels, check_values, class_axis, class_labels
 
-Inputs = Tensor | Mapping[str, Tensor]
-Targets = Tensor | Mapping[str, Tensor]
 Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]
 Augment = Callable[[Any], Any]
-
-LABELS = ("labels", "label", "y")  # the entries of a batch that hold its labels
-RECALLED = "recalled"  # the columns ids, logs and weight under this name hold what the network predicted earlier
-# What flash attention gets besides position_ids, from which it follows: where packed sequences begin.
-VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-SMALL = 1e-6  # the least probability of all unlikely tokens together
-OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"
-
-
-def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0.0) -> dict[str, Tensor]:
-    """Return a batch as columns of a buffer: ``x``, ``y`` (mappings: ``x.<key>``, ``y.<key>``), perhaps ``logits``."""
-    if not isinstance(logits, Tensor | None):
-        raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, such as output.logits")
-    if isinstance(x, Mapping) and "position_ids" in x:
-        x = {name: value for name, value in x.items() if name not in VARLEN}
-    columns = {**_columns("x", x), **_columns("y", y)}
-    if not distill:
-        return columns
-    if logits is None:
-        raise ValueError(f"distill is {distill}, which needs logits: call observe(x, y, logits)")
-    return {**columns, "logits": logits}
-
-
-def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
-    """Return the inputs and labels of a batch whose labels may be among the inputs, as in Hugging Face's batches."""
-    if y is not None:
-        return x, y
-    label = next((name for name in LABELS if name in x), None) if isinstance(x, Mapping) else None
-    if label is None:
-        what = f"the entries {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"type {type(x).__name__}"
-        raise ValueError(
-            f"the batch has no labels: y is missing, and x has {what}. Pass y, or a mapping with labels; "
-            "DataCollatorForLanguageModeling(tokenizer, mlm=False) adds them for a language model"
-        )
-    return {name: value for name, value in x.items() if name != label}, x[label]
-
-
-def unpack(rows: Mapping[str, Tensor], name: str = "x") -> Any:
-    """Return the inputs (or the targets, ``name="y"``) among a buffer's columns: a tensor, or a mapping."""
-    if name in rows:
-        return rows[name]
-    return {key.removeprefix(f"{name}."): column for key, column in rows.items() if key.startswith(f"{name}.")}
 
 
 def call(model: nn.Module, x: Any) -> Any:
@@ -87,85 +44,10 @@ def check_arguments(model: nn.Module, x: Mapping[str, Any]) -> None:
         ) from None
 
 
-def class_labels(y: Tensor) -> Tensor:
-    """Return class labels of any integer dtype as cross-entropy expects them; probabilities stay."""
-    return y if y.is_floating_point() else y.long()
-
-
-def class_axis(y: Tensor, logits: Tensor) -> int:
-    """Return the axis of ``logits`` that holds the classes, for class labels ``y``.
-
-    It is axis 1, as for PyTorch's cross-entropy, or the last axis if only that fits ``y``. If both fit, it is the last
-    axis of a three-dimensional output (batch, time, vocabulary), and axis 1 of one with more dimensions (images).
-    """
-    first, last = y.shape[1:] == logits.shape[2:], y.shape[1:] == logits.shape[1:-1]
-    return logits.ndim - 1 if last and (not first or logits.ndim == 3) else 1
-
-
 def shifts_labels(model: nn.Module) -> bool:
     """Return whether a network is a causal language model that shifts the labels in its own loss."""
     parameters = inspect.signature(unwrap(model).forward).parameters.values()
     return generates(model) and any(p.name == "labels" or p.kind is p.VAR_KEYWORD for p in parameters)
-
-
-def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
-    """Raise ``ValueError`` unless ``y`` fits ``logits``; only by shape without ``values``, which needs no sync."""
-    shape, probabilities = tuple(logits.shape), y.is_floating_point()
-    if logits.ndim < 2:
-        raise ValueError(f"the network's output has shape {shape}; it must be (batch, classes){OTHER_LOSS}")
-    axis = 1 if probabilities else class_axis(y, logits)
-    expected = (*y.shape[:1], *(shape[1:] if probabilities else shape[1:axis] + shape[axis + 1 :]))
-    if tuple(y.shape) != expected:
-        what = "labels of a float dtype are probabilities and" if probabilities else "class labels"
-        raise ValueError(
-            f"y has shape {tuple(y.shape)}; for logits of shape {shape} {what} must have {expected}{OTHER_LOSS}"
-        )
-    if values:
-        check_values(y, shape[axis])
-
-
-def check_values(y: Tensor, classes: int) -> None:
-    """Raise ``ValueError`` unless ``y`` holds labels or probabilities of this many classes. Synchronises."""
-    if not y.numel():
-        return
-    if y.is_floating_point():
-        valid = (y >= 0).all(1) & ((y.float().sum(1) - 1).abs() < 0.02)
-        if classes < 2 or not bool((valid | y.isnan().all(1)).all()):
-            raise ValueError(
-                "y holds numbers that are not class probabilities: they must be 0 or more, and add up to 1 over "
-                f"two or more classes{OTHER_LOSS}"
-            )
-        return
-    labels = class_labels(y)
-    low, high = torch.stack(torch.where(labels == NO_LABEL, 0, labels).aminmax()).tolist()
-    if low < 0 or high >= classes:
-        raise ValueError(
-            f"y holds labels from {low} to {high}; the network has {classes} outputs, so they must be 0 to "
-            f"{classes - 1}{OTHER_LOSS}"
-        )
-
-
-def labelled(rows: Mapping[str, Tensor]) -> Tensor:
-    """Return which examples have a label: those whose ``y`` is not ``NO_LABEL`` (floats: NaN) everywhere."""
-    columns = [column[:, None].flatten(1) for name, column in rows.items() if name.partition(".")[0] == "y"]
-    missing = [column.isnan() if column.is_floating_point() else class_labels(column) == NO_LABEL for column in columns]
-    return ~torch.cat([part.all(1, keepdim=True) for part in missing], 1).all(1)
-
-
-def has_labels(buffer: Buffer) -> bool:
-    """Return whether ``buffer`` holds an example with a label. Synchronises with the GPU."""
-    return bool(len(buffer)) and bool(labelled({name: buffer[name] for name in buffer.columns}).any())
-
-
-def with_labels(buffer: Buffer) -> Buffer:
-    """Return ``buffer``, or a copy without the examples that have no label. Synchronises with the GPU."""
-    columns = {name: buffer[name] for name in buffer.columns}
-    kept = labelled(columns)
-    if bool(kept.all()):
-        return buffer
-    if not bool(kept.any()):
-        raise ValueError(f"no example in the buffer has a label: every y is {NO_LABEL} or NaN")
-    return buffer.subset(kept)
 
 
 @dataclass(frozen=True)
@@ -191,9 +73,13 @@ class Objective:
 
     def uses_own_loss(self, rows: Mapping[str, Tensor]) -> bool:
         """Return whether the loss is the model's own: as asked for, or since ``rows`` have labels for its tokens."""
-        if self.loss is not None or not self.shifts or self.forward is not call or "x" in rows:
-            return self.loss == "model"
-        return _are_tokens(rows)
+        if self.loss is None and self.shifts and self.forward is call and "x" not in rows:
+            return _are_tokens(rows)
+        return self.loss == "model"
+
+    def classifies(self, rows: Mapping[str, Tensor]) -> bool:
+        """Return whether the loss is the cross-entropy between logits and labels."""
+        return self.loss is None and not self.uses_own_loss(rows)
 
     def counts_tokens(self, rows: Mapping[str, Tensor]) -> bool:
         """Return whether the loss is the mean over tokens of the model's own cross-entropy: log perplexity."""
@@ -231,23 +117,12 @@ class Objective:
 
     def value(self, output: Any, rows: Mapping[str, Tensor], distill: float) -> Tensor:
         """Return the loss of a batch, given the network's output for it."""
-        if f"{RECALLED}.ids" in rows:
-            return _divergence(logits_of(output), rows)
-        value: Any
-        own = self.uses_own_loss(rows)
-        if self.loss is None and not own:
-            heads = self._heads(output, rows)
-            several = isinstance(unpack(rows, "y"), Mapping)
-            value = torch.stack([_of_labelled(*head) for head in heads]).sum() if several else _cross_entropy(*heads[0])
-        else:
-            value = self.loss(output, unpack(rows, "y")) if callable(self.loss) else _entry(output, "loss")
-            if not isinstance(value, Tensor) or value.ndim:
-                kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-                what = "the model's output has no loss, it is" if own else "loss returned"
-                raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
+        if recalls(rows):
+            return divergence(logits_of(output), rows)
+        value = self._classification_loss(output, rows) if self.classifies(rows) else self._other_loss(output, rows)
         if distill:
             value = value + distill * F.mse_loss(logits_of(output).float(), rows["logits"].float())
-        return value  # type: ignore[no-any-return]
+        return value
 
     def is_cross_entropy(self, output: Any, rows: Mapping[str, Tensor], value: Tensor) -> bool:
         """Return whether the user's loss had the value of the cross-entropy between output and labels as they are."""
@@ -258,51 +133,70 @@ class Objective:
     @torch.no_grad()
     def hits(self, output: Any, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Return the number of correct predictions and of labels; None if the targets are not class labels."""
-        if self.loss is not None or self.uses_own_loss(rows):
+        if not self.classifies(rows):
             return None
         heads = self._heads(output, rows)
         if any(y.is_floating_point() for _, y in heads):
             return None
-        pairs = [(logits.argmax(class_axis(y, logits)) == y, class_labels(y) != NO_LABEL) for logits, y in heads]
-        correct, labels = ([part.sum() for part in parts] for parts in zip(*pairs, strict=True))
+        correct = [(logits.argmax(class_axis(y, logits)) == y).sum() for logits, y in heads]
+        labels = [(class_labels(y) != NO_LABEL).sum() for _, y in heads]
         return torch.stack(correct).sum(), torch.stack(labels).sum()
 
     def examples(self, rows: Mapping[str, Tensor], distill: float) -> int | Tensor:
         """Return the number (or weight) of labels over which the loss is a mean; cross-entropy ignores ``NO_LABEL``."""
-        if f"{RECALLED}.ids" in rows:
-            return _weights(rows).sum()
+        if recalls(rows):
+            return label_weights(rows).sum()
         y = unpack(rows, "y")
         counts = self.loss is None or self.counts_tokens(rows)
         if counts and not distill and isinstance(y, Tensor) and not y.is_floating_point():
             return (class_labels(y) != NO_LABEL).sum()
         return _length(rows)
 
-    def check(self, rows: Mapping[str, Tensor], output: Any, drawn: Mapping[str, Tensor], distill: float) -> None:
-        """Raise an error if the stored labels and logits do not fit the output for the examples ``drawn`` of them."""
-        tensors = []
-        if self.loss is None and not self.uses_own_loss(rows):
-            stored_labels = [y for _, y in self._heads(output, rows)]
-            for (logits, y), stored_y in zip(self._heads(output, drawn), stored_labels, strict=True):
+    def check(self, stored: Mapping[str, Tensor], output: Any, drawn: Mapping[str, Tensor], distill: float) -> None:
+        """Raise an error if the labels and logits of a buffer do not fit the network's output for rows drawn from it.
+
+        The values of labels are checked in all ``stored`` rows, which synchronises with the GPU.
+        """
+        results = []
+        if self.classifies(stored):
+            heads = zip(self._heads(output, drawn), self._heads(output, stored), strict=True)
+            for (logits, y), (_, stored_y) in heads:
                 check_labels(y, logits, values=False)
-                check_values(stored_y, logits.shape[1 if y.is_floating_point() else class_axis(y, logits)])
-                tensors.append(logits)
+                check_values(stored_y, logits.shape[class_axis(y, logits)])
+                results.append(logits)
         if distill:
             logits = logits_of(output)
             if not isinstance(logits, Tensor):
                 raise TypeError(f"the output is a {type(logits).__name__}; distill needs one tensor of logits")
-            tensors.append(logits)
+            results.append(logits)
         size = _length(drawn)
-        for logits in tensors:
+        for logits in results:
             if len(logits) != size:
                 raise ValueError(
                     f"augment or forward made {len(logits)} rows of logits from {size} examples; it must keep their "
                     "number"
                 )
-        if distill and rows["logits"].shape[1:] != tensors[-1].shape[1:]:
-            stored, now = tuple(rows["logits"].shape[1:]), tuple(tensors[-1].shape[1:])
+        if distill and stored["logits"].shape[1:] != results[-1].shape[1:]:
+            before, now = tuple(stored["logits"].shape[1:]), tuple(results[-1].shape[1:])
             raise ValueError(
-                f"the stored logits have shape {stored}, the network's have {now}; distill needs them equal"
+                f"the stored logits have shape {before}, the network's have {now}; distill needs them equal"
             )
+
+    def _classification_loss(self, output: Any, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the cross-entropy, of several heads the sum."""
+        heads = self._heads(output, rows)
+        if isinstance(unpack(rows, "y"), Mapping):
+            return torch.stack([_cross_entropy_or_0(*head) for head in heads]).sum()
+        return _cross_entropy(*heads[0])
+
+    def _other_loss(self, output: Any, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the user's loss or the model's own, or raise ``ValueError`` if that is not one number."""
+        value: Any = self.loss(output, unpack(rows, "y")) if callable(self.loss) else _entry(output, "loss")
+        if isinstance(value, Tensor) and not value.ndim:
+            return value
+        kind = f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        what = "loss returned" if callable(self.loss) else "the model's output has no loss, it is"
+        raise ValueError(f"{what} a {kind}; it must return one number, as a tensor with a gradient")
 
     def _heads(self, output: Any, rows: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Return the logits and labels of each classification: one, or one per entry of a mapping."""
@@ -330,10 +224,6 @@ def logits_of(output: Any) -> Any:
     return _entry(output, "logits")
 
 
-def _columns(name: str, value: Any) -> dict[str, Tensor]:
-    return {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
-
-
 def _are_tokens(rows: Mapping[str, Tensor]) -> bool:
     """Return whether ``y`` holds a label for each token."""
     y = rows.get("y")
@@ -357,32 +247,12 @@ def _entry(output: Any, name: str) -> Any:
 
 def _cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     labels = class_labels(y)
-    if not y.is_floating_point() and class_axis(y, logits) != 1:
+    if class_axis(y, logits) != 1:
         logits, labels = logits.flatten(0, -2), labels.flatten()
     return F.cross_entropy(logits, labels)
 
 
-def _divergence(logits: Tensor, rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the mean over labels of the Kullback-Leibler divergence from what was predicted earlier.
-
-    All tokens besides the most likely ones count as one.
-    """
-    width = rows["y"].shape[1] - 1  # a draw is as long as its longest sequence
-    ids, logs = (rows[f"{RECALLED}.{name}"][:, :width] for name in ("ids", "logs"))
-    scores, logs, weights = logits[:, :-1].float(), logs.float(), _weights(rows)
-    now = scores.gather(2, ids.long()) - scores.logsumexp(2, keepdim=True)
-    rest, rest_now = (1 - values.exp().sum(2) for values in (logs, now))
-    rest, rest_now = rest.clamp(min=SMALL), rest_now.clamp(min=SMALL)
-    divergence = (logs.exp() * (logs - now)).sum(2) + rest * (rest.log() - rest_now.log())
-    return (weights * divergence).sum() / weights.sum()
-
-
-def _weights(rows: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of each predicted token: that of its sequence, or 0 without a label."""
-    return (rows["y"][:, 1:] != NO_LABEL) * rows[f"{RECALLED}.weight"][:, None]
-
-
-def _of_labelled(logits: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy_or_0(logits: Tensor, y: Tensor) -> Tensor:
     """Return the cross-entropy, or 0 where a batch has no label for this head. Needs no sync."""
     if y.is_floating_point():
         return _cross_entropy(logits, y)

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-NO_LABEL = -100  # the label that cross-entropy ignores
+from forgetless.repair.batch import role
+from forgetless.repair.labels import NO_LABEL
+
 LENGTHS = "lengths"  # one row per example, with the length of its sequence in each ragged column, by name
 TOKENS = 16384  # per pass; with a vocabulary of 50,000 the logits take 3 GB
 MASK, POSITIONS = "x.attention_mask", "x.position_ids"
@@ -21,22 +23,22 @@ Rows = Mapping[str, Tensor]
 
 
 def ragged(rows: Rows) -> tuple[str, ...]:
-    """Return the columns that hold sequences of tokens, in alphabetical order; none if a network would see padding.
+    """Return the columns that hold sequences of tokens, in alphabetical order.
 
-    That is so if neither a mask nor labels per token hide it. Stored logits are of one shape, and so is what they
-    belong to.
+    There are none if the network would see their padding, since neither a mask nor labels per token hide it. There are
+    none next to stored logits either, whose shape is fixed.
     """
     if "logits" in rows or len({len(c) if isinstance(c, Tensor) and c.ndim else None for c in rows.values()}) != 1:
         return ()
     names = sorted(name for name, column in rows.items() if name != LENGTHS and _is_sequence(column))
-    tokens = any(name[0] == "x" and rows[name].dtype in (torch.int32, torch.int64) for name in names)
-    hides = MASK in names or any(name.partition(".")[0] == "y" for name in names)
+    tokens = any(role(name) == "x" and rows[name].dtype in (torch.int32, torch.int64) for name in names)
+    hides = MASK in names or any(role(name) == "y" for name in names)
     return tuple(names) if tokens and hides else ()
 
 
 def fill_value(name: str, pad: int = 0) -> int:
     """Return what follows the end of a sequence in the column ``name``; ``pad`` is the padding token."""
-    return NO_LABEL if name.partition(".")[0] == "y" else pad if name.endswith("input_ids") else 0
+    return NO_LABEL if role(name) == "y" else pad if name.endswith("input_ids") else 0
 
 
 @torch.no_grad()
@@ -116,7 +118,7 @@ def _aligned(columns: dict[str, Tensor], names: Sequence[str], lengths: Tensor, 
     width, device = mask.shape[1], mask.device
     aligned = [name for name in names if columns[name].shape[1] == width]
     # A label counts as content too: with an encoder and a decoder, the mask is not that of the labels.
-    labels = [columns[name] != NO_LABEL for name in aligned if name.partition(".")[0] == "y"]
+    labels = [columns[name] != NO_LABEL for name in aligned if role(name) == "y"]
     present = torch.stack([mask != 0, *(label.to(device) for label in labels)]).any(0).long()
     first = present.argmax(1, keepdim=True)
     end = width - present.flip(1).argmax(1, keepdim=True)

@@ -2,7 +2,7 @@
 
 In a repair, the labels of a small buffer are soon memorised. The predictions of the model that had just learned these
 sequences hold more: at every token, a distribution over the next one. So a repair brings a language model back to
-these predictions (``Objective.value``). The most likely tokens of each are kept, in host memory.
+these predictions (``divergence``). The most likely tokens of each are kept, in host memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from forgetless.compute.distributed import Processes
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.compute.shards import compute_device
 from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.repair.divergence import RECALLED
 from forgetless.repair.held_out import BATCH, evaluating, parts
-from forgetless.repair.objective import RECALLED, Objective, logits_of
-from forgetless.repair.ragged import NO_LABEL, pass_size
+from forgetless.repair.labels import NO_LABEL
+from forgetless.repair.objective import Objective, logits_of
+from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors
 
 TOP = 64  # tokens per position whose probabilities are kept
@@ -57,7 +59,7 @@ class Recollection:
     def predict(
         self, model: nn.Module, buffer: Buffer, processes: Processes | None = None, *, again: bool = False
     ) -> None:
-        """Predict the sequences that have no prediction yet; ``again``: all of them, and keep the better predictions.
+        """Predict the sequences that have no prediction yet; with ``again`` all, and keep the better predictions.
 
         All processes must call it together.
         """
@@ -67,14 +69,14 @@ class Recollection:
         model, keys = without_reducer(model), _keys(buffer)
         self._known = {key: self._known[key] for key in keys if key in self._known}
         due = torch.tensor([again or key not in self._known for key in keys])
-        rest = buffer.subset(due) if due.any() else buffer
+        new = buffer.subset(due) if due.any() else buffer
         due_keys = [key for key, is_due in zip(keys, due.tolist(), strict=True) if is_due]
         size = pass_size({name: buffer[name] for name in buffer.columns}, BATCH)
         newest = set()
         with evaluating(model):
             for start, stop, count in parts(model, len(due_keys), size, processes):
-                found = self._predict(model, rest, start, stop)
-                for key, prediction in zip(due_keys[start : start + count], found, strict=False):
+                predictions = self._predict(model, new, start, stop)
+                for key, prediction in zip(due_keys[start : start + count], predictions, strict=False):
                     if key not in self._known or prediction.loss < self._known[key].loss:
                         self._known[key] = prediction
                         newest.add(key)
@@ -83,7 +85,7 @@ class Recollection:
             self._newest = newest
 
     def predict_twice(self, model: nn.Module, buffer: Buffer, before: Mapping[str, Tensor]) -> None:
-        """Predict all sequences with the weights ``before`` and with the present ones, and keep what is better."""
+        """Predict all sequences with the weights ``before`` and the present ones, and keep the better predictions."""
         network = unwrap(model)
         tensors = all_tensors(network)
         names = [name for name, _ in network.named_parameters() if name in before]
@@ -100,9 +102,9 @@ class Recollection:
     def teach(self, buffer: Buffer) -> Buffer | None:
         """Return a buffer with the same examples and their predictions; None if one has no prediction."""
         keys = _keys(buffer) if self._covers(buffer) else []
-        known = [self._known[key] for key in keys if key in self._known]
-        if not keys or len(known) < len(keys):
+        if not keys or any(key not in self._known for key in keys):
             return None
+        known = [self._known[key] for key in keys]
         width, top = buffer[TOKENS].shape[1] - 1, known[0].ids.shape[1]
         ids = torch.zeros(len(keys), width, top, dtype=torch.int32)
         logs = torch.zeros(len(keys), width, top, dtype=torch.float16)

@@ -31,6 +31,7 @@ class Restorer:
             self.moving, self.still = copies(parameters, host=host) | copies(buffers), copies(still)
 
     def restore(self) -> None:
+        """Put back everything."""
         self._put_back(self.moving | self.still)
 
     def restore_still(self) -> None:
@@ -92,6 +93,7 @@ def untouched_randomness(generator: torch.Generator) -> Iterator[None]:
 
 
 def draw_seed(generator: torch.Generator) -> int:
+    """Return a seed for other random numbers."""
     return int(torch.randint(2**31, (), generator=generator, device=generator.device))
 
 
@@ -116,14 +118,18 @@ def _written(network: nn.Module) -> dict[str, Tensor]:
 
 
 def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
-    """Return the named tensors, the counters beside named buffers, and a named weight's spectral-norm vectors."""
+    """Return the tensors that move with a finetuning of these names.
+
+    These are the named ones, the counters of the layers whose buffers are named, and the vectors of a spectral norm
+    whose weight is named, in torch's parametrization or its older form (``weight_orig``).
+    """
     tensors = float_tensors(network)
     moving = {name: tensors[name] for name in names}
     vectors = tuple(name.rpartition(".")[0] + "." for name in names if ".parametrizations." in f".{name}")
     older = {name.removesuffix("_orig") + vector for name in names if name.endswith("_orig") for vector in ("_u", "_v")}
     moving |= {name: buffer for name, buffer in network.named_buffers() if name in older or name.startswith(vectors)}
     for path, module in network.named_modules():
-        own = {joined(path, name): buffer for name, buffer in module.named_buffers(recurse=False)}
-        if own.keys() & set(names):
-            moving.update((name, buffer) for name, buffer in own.items() if name in names or name not in tensors)
+        buffers = {joined(path, name): buffer for name, buffer in module.named_buffers(recurse=False)}
+        if buffers.keys() & set(names):
+            moving.update((name, buffer) for name, buffer in buffers.items() if name in names or name not in tensors)
     return moving

@@ -9,82 +9,22 @@ therefore keep their share, however many follow and however often these repeat.
 import heapq
 from bisect import bisect, insort
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, final
-from zlib import crc32
+from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from forgetless.repair.ragged import LENGTHS, NO_LABEL, content
+from forgetless.repair.batch import role
+from forgetless.repair.hashing import GOLDEN, LOW_BITS, content_keys, host_content_keys, word_weights, words
+from forgetless.repair.labels import has_classes, labelled
+from forgetless.repair.ragged import LENGTHS, content
 from forgetless.repair.samplers import Placed, Sampler, as_tensors
 from forgetless.repair.slots import EMPTY, distinct_slots
-
-_LOW_BITS = 2**62 - 1  # keys and strata are below EMPTY
-Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as torch writes it: signed
-
-
-def mix(number: Integers) -> Integers:
-    """Return a bijective scramble of 64-bit integers, after the last steps of SplitMix64 (Steele et al. 2014)."""
-    number = (number ^ (number >> 30)) * (0xBF58476D1CE4E5B9 - 2**64)
-    number = (number ^ (number >> 27)) * (0x94D049BB133111EB - 2**64)
-    return number ^ (number >> 31)
-
-
-def words(column: Tensor) -> Tensor:
-    """Return the bits of each row as a row of integers, of 32 bits where the row's length allows it."""
-    rows = column.detach().contiguous()
-    rows = rows.flatten(1) if rows.ndim > 1 else rows[:, None]
-    width = rows.shape[1] * rows.element_size()
-    if rows.storage_offset() * rows.element_size() % 4:
-        rows = rows.clone()  # a view as wider integers must be aligned
-    return rows.view(torch.int32 if width % 4 == 0 else torch.int16 if width % 2 == 0 else torch.int8)
-
-
-def word_weights(name: str, column: Tensor) -> Tensor:
-    """Return one pseudo-random odd number per word of a row of the column ``name``."""
-    count = words(column[:1]).shape[1]
-    position = torch.arange(count, dtype=torch.int64, device=column.device)
-    return mix((position + (crc32(name.encode()) << 31)) * _GOLDEN) | 1
-
-
-def content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], salt: int) -> Tensor:
-    """Return a 62-bit hash of each example over the columns in ``weights``: Σ weight · word, modulo 2^64, then mixed.
-
-    Two examples that differ have the same key with a probability of about 2^-62, and of at most 2^-33.
-    """
-    sums = [(words(batch[name]) * weight).sum(1) for name, weight in weights.items()]
-    return mix(sum(sums[1:], sums[0] + salt)) & _LOW_BITS
-
-
-def host_content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], salt: int) -> list[int]:
-    """Return ``content_keys`` of a batch on the CPU, where NumPy is faster than torch."""
-    pairs = [(words(batch[name]).numpy(), weight.numpy()) for name, weight in weights.items()]
-    sums = [np.einsum("ij,j->i", rows, weight) for rows, weight in pairs]
-    keys: list[int] = (mix(sum(sums[1:], sums[0] + salt)) & _LOW_BITS).tolist()
-    return keys
-
-
-def without_label(batch: Mapping[str, Tensor]) -> Tensor | None:
-    """Return which examples have only ``NO_LABEL`` (floats: NaN) in all targets, or None if there are no targets."""
-    missing = None
-    for name, column in batch.items():
-        if name.partition(".")[0] == "y":
-            part = column.isnan() if column.is_floating_point() else column.long() == NO_LABEL
-            part = part.flatten(1).all(1) if part.ndim > 1 else part
-            missing = part if missing is None else missing & part
-    return missing
-
-
-def has_classes(y: Tensor) -> bool:
-    """Return whether ``y`` holds one class per example."""
-    return y.ndim == 1 and not y.is_floating_point() and not y.is_complex()
 
 
 def strata_of(y: Tensor, part: int | Tensor) -> Tensor:
     """Return the number of each example's stratum: its class within a part of the stream."""
-    return (y.long() * _GOLDEN + part) & _LOW_BITS
+    return (y.long() * GOLDEN + part) & LOW_BITS
 
 
 @final
@@ -191,7 +131,7 @@ class Sketch(Sampler):
     def __init__(self, rows: Mapping[str, Tensor], generator: torch.Generator, salt: int, period: int) -> None:
         super().__init__(rows, generator)
         self._salt = salt
-        self._content = [name for name in rows if name.partition(".")[0] in ("x", "y", LENGTHS)] or list(rows)
+        self._content = [name for name in rows if role(name) in ("x", "y", LENGTHS)] or list(rows)
         self._weights: dict[str, Tensor] = {}
         self._period = period
         self._period_tensor = torch.full((), period, device=self._device)  # for writes that are replayed
@@ -203,13 +143,11 @@ class Sketch(Sampler):
 
     def place(self, batch: Mapping[str, Tensor], remembered: bool) -> Placed:
         batch = {name: column.detach().to(self._device) for name, column in batch.items()}
-        missing, y = without_label(batch), batch.get("y")
-        hashed = self._hashed(batch)
+        hashed, has_label, y = self._hashed(batch), labelled(batch), batch.get("y")
         if self._host is not None:
             keys_on_host = host_content_keys(hashed, self._weights, self._salt)
-            return self._place_on_host(self._host, keys_on_host, y, missing, remembered)
-        keys = content_keys(hashed, self._weights, self._salt)
-        keys = keys if missing is None else keys.masked_fill(missing, EMPTY)
+            return self._place_on_host(self._host, keys_on_host, y, has_label, remembered)
+        keys = content_keys(hashed, self._weights, self._salt).masked_fill(~has_label, EMPTY)
         part = self._period_tensor * 2 + int(remembered)
         strata = strata_of(y, part) if y is not None and has_classes(y) else part.expand(len(keys))
         nearest = torch.searchsorted(self._older, keys).clamp_(max=len(self._older) - 1)
@@ -220,10 +158,10 @@ class Sketch(Sampler):
         return slots, None
 
     def _place_on_host(
-        self, host: HostSlots, keys: list[int], y: Tensor | None, missing: Tensor | None, remembered: bool
+        self, host: HostSlots, keys: list[int], y: Tensor | None, has_label: Tensor, remembered: bool
     ) -> Placed:
-        if missing is not None and missing.any():
-            keys = [EMPTY if absent else key for key, absent in zip(keys, missing.tolist(), strict=True)]
+        if not has_label.all():
+            keys = [key if present else EMPTY for key, present in zip(keys, has_label.tolist(), strict=True)]
         part = self._period * 2 + int(remembered)
         if y is not None and has_classes(y):
             strata: list[int] = strata_of(y, part).tolist()

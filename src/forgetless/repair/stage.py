@@ -6,6 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from forgetless.repair.batch import size_of
 from forgetless.repair.columns import Columns
 
 ROWS = 1024
@@ -45,8 +46,3 @@ class Stage:
         """Return what ``rows`` returns. The rows are then free for the next batches."""
         rows, self._filled = self.rows(), 0
         return rows
-
-
-def size_of(batch: Mapping[str, Tensor]) -> int:
-    """Return the number of examples of a batch."""
-    return next(iter(batch.values())).shape[0]

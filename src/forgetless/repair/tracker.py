@@ -35,16 +35,16 @@ class Row(NamedTuple):
 class Tracker:
     """Follow the tensors ``names`` of a network through tasks and epochs.
 
-    The first ``epochs`` epochs of a task are compared with those of the previous task (1: the paper's early epochs;
-    None: all). Memory: one copy of the tensors, plus one for each of those epochs, on their devices or in ``host``
-    memory. ``keep`` bounds the rows held.
+    The first ``epochs`` epochs of a task are compared with those of the previous task (1: the paper's early epochs).
+    Memory: one copy of the tensors, plus one for each of those epochs, on their devices or in ``host`` memory. ``keep``
+    bounds the rows held.
     """
 
     def __init__(
         self,
         network: nn.Module,
         names: Sequence[str],
-        epochs: int | None = 1,
+        epochs: int = 1,
         keep: int | None = 1000,
         *,
         host: bool = False,
@@ -101,12 +101,12 @@ class Tracker:
                 self.epoch = 1
                 row = Row(self.task, self.epoch, row.changes)
             self.between_epochs.append(row)
-        self._last = now = copies(tensors, host=self._host)
-        if self._epochs is None or self.epoch <= self._epochs:
-            task, before = self._first.get(self.epoch, (self.task, now))
+        self._last = snapshot = copies(tensors, host=self._host)
+        if self.epoch <= self._epochs:
+            task, before = self._first.get(self.epoch, (self.task, snapshot))
             if task == self.task - 1:
                 self.between_tasks.append(Row(self.task, self.epoch, self.agree(self._changes(tensors, before))))
-            self._first[self.epoch] = (self.task, now)
+            self._first[self.epoch] = (self.task, snapshot)
         return row
 
     def boundary(self) -> None:

@@ -7,10 +7,12 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, vocabulary, without_reducer
 from forgetless.compute.shards import compute_device
+from forgetless.repair.batch import role, unpack
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
-from forgetless.repair.objective import Objective, call, check_arguments, unpack
-from forgetless.repair.ragged import NO_LABEL, cut
+from forgetless.repair.labels import NO_LABEL
+from forgetless.repair.objective import Objective, call, check_arguments
+from forgetless.repair.ragged import cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
 
 UNSHIFTED = (
@@ -45,10 +47,9 @@ def try_out(
     x = unpack(rows)
     if isinstance(x, Mapping) and objective.forward is call and objective.loss != "model":
         check_arguments(model, x)
-    own = objective.uses_own_loss(rows)
-    if objective.loss is None and not own and _unshifted(rows):
+    if objective.classifies(rows) and _unshifted(rows):
         raise ValueError(UNSHIFTED)
-    if own and objective.shifts and _shifted(rows):
+    if objective.uses_own_loss(rows) and objective.shifts and _shifted(rows):
         raise ValueError(SHIFTED_TWICE)
     network = unwrap(model)
     check_vocabulary(network, rows)
@@ -109,5 +110,5 @@ def _unshifted(rows: Mapping[str, Tensor]) -> bool:
     return any(
         not column.is_floating_point() and column.shape == y.shape and torch.equal(column[known], y[known])
         for name, column in rows.items()
-        if name.partition(".")[0] == "x"
+        if role(name) == "x"
     ) and bool(known.any())

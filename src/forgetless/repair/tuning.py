@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, final
 
 from forgetless.repair.descent import Descent
-from forgetless.repair.finetune import Finetuning, NonFiniteError
+from forgetless.repair.finetune import Finetuning
 from forgetless.repair.held_out import Score, fell
+from forgetless.repair.non_finite import NonFiniteError
 
 CHUNK = 20  # steps of a finetuning between two measurements
 LR = 0.05  # of repairs during training, until one is undone

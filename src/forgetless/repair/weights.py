@@ -52,16 +52,15 @@ def match(network: nn.Module, weights: Mapping[str, Tensor], setting: str) -> di
     network = unwrap(network)
     tensors, names = float_tensors(network), _names(network)
     weights = _without_prefix(weights, network)
-    found: dict[str, Tensor | None] = {}
-    for name, tensor in tensors.items():
-        found[name] = next((weights[alias] for alias in names[id(tensor)] if alias in weights), None)
-    known = {name for aliases in names.values() for name in aliases}
+    aliases = {name: [alias for alias in names[id(tensor)] if alias in weights] for name, tensor in tensors.items()}
+    matched = {name: weights[present[0]] for name, present in aliases.items() if present}
+    known = {name for all_names in names.values() for name in all_names}
     differences = [
         f"{name} has shape {tuple(value.shape)} in {setting} and {tuple(tensors[name].shape)} in the network"
-        for name, value in found.items()
-        if value is not None and value.shape != tensors[name].shape
+        for name, value in matched.items()
+        if value.shape != tensors[name].shape
     ]
-    differences += [f"{name} is missing from {setting}" for name, value in found.items() if value is None]
+    differences += [f"{name} is missing from {setting}" for name in tensors if name not in matched]
     differences += [
         f"{name} is only in {setting}"
         for name, value in weights.items()
@@ -74,7 +73,6 @@ def match(network: nn.Module, weights: Mapping[str, Tensor], setting: str) -> di
             f"{setting} is of another architecture than {type(network).__name__}: {shown}{more}; it must hold the same "
             "tensors in the same shapes"
         )
-    matched = {name: value for name, value in found.items() if value is not None}
     for name, value in matched.items():
         if not bool(value.isfinite().all()):
             raise ValueError(f"{setting} holds NaN or infinity in {name}; it must be finite")
@@ -121,8 +119,8 @@ def _read(file: Path, setting: str) -> Any:
 
 def _tensors(state: Any, setting: str) -> dict[str, Tensor]:
     """Return the tensors of a state dict, or of the one inside a checkpoint."""
-    nested = [state[key] for key in NESTED if isinstance(state, Mapping) and isinstance(state.get(key), Mapping)]
-    named = nested[0] if nested else state if isinstance(state, Mapping) else {}
+    named = state if isinstance(state, Mapping) else {}
+    named = next((named[key] for key in NESTED if isinstance(named.get(key), Mapping)), named)
     tensors = {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
     if not tensors:
         raise ValueError(f"{setting} holds no tensors by name; it must be {EXPECTED}")

@@ -8,7 +8,7 @@ from torch import Tensor
 from forgetless.data.stream import Stream
 from forgetless.methods import Method
 from forgetless.methods.learner import Learner, evaluating
-from forgetless.repair.finetune import NonFiniteError
+from forgetless.repair.non_finite import NonFiniteError
 
 
 class Accuracies(NamedTuple):

@@ -23,7 +23,7 @@ from forgetless.methods import Method
 from forgetless.methods.learner import Batch
 from forgetless.methods.loader import Loader, batch_sizes
 from forgetless.methods.method import take_step
-from forgetless.repair.finetune import NonFiniteError
+from forgetless.repair.non_finite import NonFiniteError
 from forgetless.training import events
 from forgetless.training.checks import check_parts
 from forgetless.training.evaluation import Accuracies, evaluate
@@ -118,12 +118,12 @@ class Run(Iterator[Event]):
         run = self._run = set_up()
         if run.settings.anytime:
             _restorable_state(run)  # an error now rather than after the first task
-        resumes = state is not None
+        resumed = state is not None
         if state is not None:
             run.load_state_dict(state)
             state = None  # frees its memory
         yield events.Began(len(run.tasks), _steps(run), run.position.task + 1, run.position.step)
-        if not resumes:
+        if not resumed:
             run.measured.untrained = _evaluate_untrained(run)
             run.repair.tracker.start()
         for task in range(run.position.task, len(run.tasks)):
@@ -178,7 +178,7 @@ def _train_epoch(run: RunState, loader: Loader) -> Generator[Event]:
             position.batch += 1
             if position.step % PROGRESS == 0:
                 run.resumable = True
-                yield events.Stepped(position.step, position.task + 1, position.epoch + 1)
+                yield position.stepped()
                 run.resumable = False
         position.batch = 0
         row = repair.tracker.mark()
@@ -199,8 +199,7 @@ def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
         position.step += 1
     stored = 0 if run.buffer is None else len(run.buffer)
     cost = (size, min(stored, run.method.draws(learner)), position.task > 0)
-    due = resumed or (run.settings.finetune is not None and run.repair.due(position.step, size, stored))
-    if due:
+    if resumed or (run.settings.finetune is not None and run.repair.due(position.step, size, stored)):
         if not resumed:
             run.pending = learner.run_counted("train", cost, lambda: _update(run, loader, size))
             if engine.will_wait():
@@ -241,10 +240,9 @@ def _offer(run: RunState, examples: dict[str, Tensor]) -> None:
 
 def _finetune(run: RunState, *, final: bool = False) -> Generator[Event, None, events.Repaired | None]:
     """Finetune the chosen groups, if any are chosen by now."""
-    position = run.position
     with run.clock.phase("finetune"):
         run.resumable = not run.repair.tuned
-        repaired = yield from run.repair.run(position.step, position.task + 1, position.epoch + 1, final=final)
+        repaired = yield from run.repair.run(run.position.stepped(), final=final)
         run.resumable = False
     if repaired is not None:
         run.repair.count(repaired)
@@ -271,7 +269,7 @@ def _finish_method(run: RunState, *, resumable: bool) -> Generator[Event]:
     """Let the method finish. With ``resumable``, states may be saved between the parts of its work."""
     for _ in run.method.finish(run.learner) or ():
         run.finishing = run.resumable = resumable
-        yield events.Stepped(run.position.step, run.position.task + 1, run.position.epoch + 1)
+        yield run.position.stepped()
         run.resumable = False
     run.finishing = False
 
@@ -286,7 +284,7 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
             upkeep = run.repair.upkeep_state()
-            yield from run.repair.run(run.position.step, run.position.task + 1, run.position.epoch + 1, final=True)
+            yield from run.repair.run(run.position.stepped(), final=True)
             run.repair.load_upkeep_state(upkeep)
         accuracies = evaluate(learner, method, run.stream)
         run.network.load_state_dict(weights)

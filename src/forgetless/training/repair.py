@@ -68,11 +68,11 @@ class Repair:
         means = [torch.stack(rows).mean(0).tolist() for rows in by_task.values()]
         return {name: [values[i] for values in means] for i, name in enumerate(self.tracker.names)}
 
-    def run(self, step: int, task: int, epoch: int, *, final: bool) -> Generator[Event, None, Repaired | None]:
-        """Finetune the chosen groups, if any; yield progress and return the event."""
+    def run(self, progress: Stepped, *, final: bool) -> Generator[Event, None, Repaired | None]:
+        """Finetune the chosen groups, if any; yield ``progress`` and return the event."""
         learner = self._learner
         if self._upkeep is not None:
-            return (yield from self._repair_within_budget(self._upkeep, Stepped(step, task, epoch), final))
+            return (yield from self._repair_within_budget(self._upkeep, progress, final))
         if self._run is None:
             groups = self._repairer.choose().movable
             if not groups:
@@ -83,14 +83,14 @@ class Repair:
         assert run is not None
         while run.left:
             run.advance(PROGRESS)
-            yield Stepped(step, task, epoch)
+            yield progress
         if learner.engine.will_wait():
             yield Waiting()
         done = run.finish()
         self._moved = run.moved()
         learner.finetuned = True
         self._run = None
-        return Repaired(step, groups, done.losses[0], done.losses[-1])
+        return Repaired(progress.step, groups, done.losses[0], done.losses[-1])
 
     def count(self, done: Repaired) -> None:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""

@@ -22,7 +22,7 @@ from forgetless.repair.buffer import Buffer
 from forgetless.repair.shifts import boundaries
 from forgetless.training.checks import tensors_to_freeze
 from forgetless.training.evaluation import Accuracies
-from forgetless.training.events import EpochLoss, GroupChanges, Repaired, Result
+from forgetless.training.events import EpochLoss, GroupChanges, Repaired, Result, Stepped
 from forgetless.training.plain import copied, flatten, to_hashable
 from forgetless.training.repair import Repair
 from forgetless.training.settings import TrainSettings
@@ -38,6 +38,10 @@ class Position:
     task: int = 0
     epoch: int = 0
     batch: int = 0
+
+    def stepped(self) -> Stepped:
+        """Return the event of the latest step."""
+        return Stepped(self.step, self.task + 1, self.epoch + 1)
 
 
 @dataclass

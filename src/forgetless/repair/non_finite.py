@@ -1,0 +1,42 @@
+"""Losses and weights that became infinite or NaN: where that shows first, and why it may have happened."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from forgetless.repair.buffer import Buffer
+
+
+class NonFiniteError(FloatingPointError, RuntimeError):
+    """A loss or a weight became infinite or NaN. After a finetuning the network is as it was before it."""
+
+
+def first_infinite(losses: Sequence[float], tensors: Mapping[str, Tensor]) -> str:
+    """Return which loss or else which tensor is not finite, in words; "" if all are. Synchronises with the GPU."""
+    steps = len(losses)
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss became {loss} at step {step} of {steps}"
+    device = next(iter(tensors.values())).device  # a network may be on several
+    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
+    names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    return f"{names[0]} became infinite or NaN at the last of {steps} steps" if names else ""
+
+
+def explain(problem: str, before: Mapping[str, Tensor], buffer: Buffer) -> NonFiniteError:
+    """Return the error of a finetuning, with the cause if the network before it or the buffer shows one."""
+    for name, tensor in before.items():
+        if bool(tensor.isnan().any()):
+            return NonFiniteError(
+                f"the network already holds NaN, in {name}, before the finetuning: try a smaller learning rate in "
+                "training"
+            )
+    rows = {name: buffer[name].reshape(len(buffer), -1) for name in buffer.columns}
+    bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
+    counts = ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count)
+    advice = "Try a smaller lr of the finetuning (in a run: ft_lr)"
+    if counts:
+        advice = f"The buffer holds NaN or infinity: {counts}"
+    return NonFiniteError(f"{problem} of the finetuning; the network is as it was before it. {advice}")
