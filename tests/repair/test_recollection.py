@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from forgetless import FPF, Buffer
+from forgetless import FPF, Buffer, repair
 from forgetless.compute.distributed import Processes
 from forgetless.repair import recollection
 from forgetless.repair.held_out import measure
@@ -241,3 +241,21 @@ def test_the_scored_sequences_of_all_processes_are_counted():
     report = fpf.finish()
     assert len(fpf.buffer.held_out()["y"]) == 2
     assert fpf._repairer.tuner.examples == 8 * report.tried + 2 * 2
+
+
+def test_a_finished_model_is_repaired_without_other_processes(monkeypatch):
+    """A program of several processes may repair a model in the first one alone."""
+
+    def wait(*arguments, **named):
+        raise AssertionError("waits for the other process")
+
+    model, before = llama(), llama().state_dict()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for batch in batches(1, 5):
+        model(**batch).loss.backward()
+        optimizer.step()
+    for name, value in {"is_initialized": True, "get_world_size": 2, "get_rank": 0}.items():
+        monkeypatch.setattr(f"torch.distributed.{name}", lambda *_, value=value: value)
+    monkeypatch.setattr("torch.distributed.all_gather_object", wait)
+    report = repair(model, [next(iter(batches(0, 1, size=16)))], before, steps=20)
+    assert report.examples == 16

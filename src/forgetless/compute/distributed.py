@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 class Processes:
     """A group of processes, seen from one of them.
 
-    All processes must call ``mean``, ``mean_over_examples``, ``weight`` and ``gather`` in the same order.
+    All processes must call ``mean``, ``mean_over_examples``, ``weight`` and ``gather`` in the same order. If it is
+    ``alone``, this process is a group of its own, whatever others there are.
     """
 
-    def __init__(self, group: ProcessGroup | None = None) -> None:
-        initialized = dist.is_available() and dist.is_initialized()
+    def __init__(self, group: ProcessGroup | None = None, *, alone: bool = False) -> None:
+        initialized = not alone and dist.is_available() and dist.is_initialized()
         self.group = group
         self.count = dist.get_world_size(group) if initialized else 1
         self.rank = dist.get_rank(group) if initialized else 0
@@ -77,3 +78,6 @@ class Processes:
             total = total.cuda()
         dist.all_reduce(total, group=self.group)
         return total.to(values.device)
+
+
+ALONE = Processes(alone=True)

@@ -42,8 +42,7 @@ class Checks:
         """Return a batch as columns of ``buffer``, checked before anything is changed."""
         objective, batch, distill = self._objective, self._settings.batch, self._settings.distill
         rows = buffer.rows_of(pack(x, y, logits, distill))
-        classifies = objective.loss is None and not objective.uses_own_loss(rows)
-        if logits is not None and classifies and isinstance(y, Tensor):
+        if logits is not None and objective.classifies(rows) and isinstance(y, Tensor):
             # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
             check_labels(y, logits, values=y.device.type == "cpu")
         rows = objective.targets(rows)

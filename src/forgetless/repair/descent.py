@@ -54,9 +54,9 @@ class Descent:
         ]
 
 
-def sharing(descent: Descent, processes: Processes | None) -> Descent:
+def sharing(descent: Descent, processes: Processes) -> Descent:
     """Return the part of a descent that one of several processes takes: each draws its share of a batch."""
-    return descent if processes is None else replace(descent, batch=processes.share(descent.batch, "batch"))
+    return replace(descent, batch=processes.share(descent.batch, "batch"))
 
 
 @final

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.shards import compute_device, is_sharded, reshard, shard, shard_count
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.gradients import Gradients
@@ -24,7 +24,7 @@ def displacement_scores(
     objective: Objective,
     before: Mapping[str, Tensor],
     groups: Mapping[str, Collection[str]],
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
 ) -> dict[str, float | None]:
     """Return Σ Δθ · ∇L of each group, with Δθ = θ − θ_before and L the mean loss on the buffer's examples.
 
@@ -56,13 +56,12 @@ def displacement_scores(
                     now = shard(parameter)
                     product = ((now - before[name].to(now)) * gradient).sum().double()
                     totals[name] = totals.get(name, 0.0) + (shard_count(parameter) if sharded else weight) * product
-    if processes is not None and processes.count > 1:
-        totals = {name: processes.mean(total) for name, total in totals.items()}
+    totals = {name: processes.mean(total) for name, total in totals.items()}
     known = {group: [totals[name] for name in names if name in totals] for group, names in groups.items()}
     return {group: float(torch.stack(parts).sum()) if parts else None for group, parts in known.items()}
 
 
-def displacement(network: nn.Module, before: Mapping[str, Tensor], processes: Processes | None = None) -> float:
+def displacement(network: nn.Module, before: Mapping[str, Tensor], processes: Processes = ALONE) -> float:
     """Return how far the parameters that take gradients have moved: the root of their mean squared displacement."""
     reshard(network)
     pairs = [
@@ -71,7 +70,7 @@ def displacement(network: nn.Module, before: Mapping[str, Tensor], processes: Pr
         if value.requires_grad and name in before and before[name].shape == shard(value).shape
     ]
     squares = sum(float((now - then.to(now)).square().sum()) for now, then in pairs)
-    every = (processes or Processes()).gather((squares, sum(then.numel() for _, then in pairs)))
+    every = processes.gather((squares, sum(then.numel() for _, then in pairs)))
     return math.sqrt(sum(part[0] for part in every) / max(1, sum(part[1] for part in every)))
 
 

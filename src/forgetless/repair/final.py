@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.modules import unwrap
 from forgetless.compute.shards import compute_device
 from forgetless.repair.buffer import HELD_OUT, Buffer
@@ -23,6 +23,7 @@ from forgetless.repair.displacement import displacement, displacement_scores, hi
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
 from forgetless.repair.held_out import BATCH, evaluating, measure, measure_parts, parts
+from forgetless.repair.labels import has_classes
 from forgetless.repair.objective import Objective
 from forgetless.repair.recollection import Recollection
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report
@@ -46,7 +47,7 @@ def repair_fully(
     total: int,
     tuner: Tuner,
     generator: torch.Generator,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
     still: Collection[str] = (),
     recollection: Recollection | None = None,
     adam_below: float = 0.0,
@@ -75,7 +76,7 @@ def repair_fully(
             # A language model's budget is small, so its groups are scored on the held-out sequences alone.
             scored = buffer if recollection is None else buffer.subset(slice(None, None, HELD_OUT))
             scores = displacement_scores(network, scored, objective, before, selection.grouping, processes)
-            tuner.examples += 0 if recollection is None else sum((processes or Processes()).gather(len(scored)))
+            tuner.examples += 0 if recollection is None else sum(processes.gather(len(scored)))
         few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
         moved = 0.0 if before is None or recollection is None else displacement(network, before, processes)
         taught = recollection.teach(buffer) if recollection is not None and moved else None
@@ -184,11 +185,11 @@ def _report_groups(
 
 @torch.no_grad()
 def correct_by_class(
-    network: nn.Module, buffer: Buffer, objective: Objective, processes: Processes | None = None
+    network: nn.Module, buffer: Buffer, objective: Objective, processes: Processes = ALONE
 ) -> dict[int, list[float]]:
     """Return 1.0 or 0.0 for each held-out example of each class: whether it is predicted; empty without classes."""
     rows = buffer.held_out()
-    if objective.loss is not None or "y" not in rows or rows["y"].ndim != 1 or rows["y"].is_floating_point():
+    if not objective.classifies(rows) or "y" not in rows or not has_classes(rows["y"]):
         return {}
     device = compute_device(network)
     correct: dict[int, list[float]] = {}

@@ -19,7 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, shard
@@ -64,7 +64,7 @@ def finetune(
     forward: Forward = call,
     autocast: torch.dtype | None = None,
     generator: torch.Generator | None = None,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
 ) -> Finetuned:
     """Finetune the tensors ``names`` of ``model`` on ``buffer``, and nothing else.
 
@@ -127,14 +127,13 @@ class Finetuning:
         objective: Objective,
         generator: torch.Generator,
         engine: Engine | None = None,
-        processes: Processes | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         _check_buffer(buffer, descent.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
         self._descent, self._objective, self._generator = descent, objective, generator
-        sharded = is_sharded(self._network)
-        self._engine, self._processes = engine, processes or (Processes() if sharded else None)
-        self._shard_processes = self._processes if sharded else None  # each has its shards of the parameters
+        self._sharded = is_sharded(self._network)
+        self._engine, self._processes = engine, Processes() if self._sharded and processes is ALONE else processes
         self.names = unfrozen(self._network, names)
         self.steps = self.left = descent.steps
         self._optimizer = Optimizer(descent)
@@ -180,7 +179,7 @@ class Finetuning:
         """The number of examples that a step draws, in all processes together."""
         stored = len(self._buffer)
         available = stored - -(-stored // HELD_OUT) if self._descent.spare else stored
-        return min(self._batch, available) * (1 if self._processes is None else self._processes.count)
+        return min(self._batch, available) * self._processes.count
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
@@ -231,17 +230,18 @@ class Finetuning:
         drawn = self._buffer.draw(self._batch, self._generator, spare_held_out=self._descent.spare)
         rows = {name: column.to(self._device) for name, column in drawn.items()}
         value, gradients = self._differentiate(step, rows, parameters)
-        targets = parameters if self._shard_processes is None else [shard(parameter) for parameter in parameters]
-        if self._processes is not None and self._processes.count > 1:
+        targets = [shard(parameter) for parameter in parameters] if self._sharded else parameters
+        if self._processes.count > 1:
             examples = self._objective.examples(rows, self._descent.distill)
             # Those of shards were exchanged by backward().
-            exchanged = dense(parameters, gradients) if self._shard_processes is None else []
+            exchanged = [] if self._sharded else dense(parameters, gradients)
             value, *means = self._processes.mean_over_examples([value, *exchanged], examples)
             gradients = means or gradients
         if self._descent.optimizer == "adam":
             gradients = dense(targets, gradients)  # its averages are of the same parameters in every step
         if self._descent.clip is not None:
-            gradients = clipped(parameters, dense(targets, gradients), self._descent.clip, self._shard_processes)
+            holders = self._processes if self._sharded else ALONE
+            gradients = clipped(parameters, dense(targets, gradients), self._descent.clip, holders)
         pairs = [(p, g) for p, g in zip(targets, gradients, strict=bool(gradients)) if g is not None]
         with torch.no_grad():
             if pairs:
@@ -269,10 +269,9 @@ class Finetuning:
             value = objective.value(output, rows, distill)
         if not parameters:
             return value, ()
-        if self._shard_processes is None:
-            scale = self._optimizer.scale()
-        else:
-            scale = self._shard_processes.weight(objective.examples(rows, distill), self._device)
+        scale = self._optimizer.scale()
+        if self._sharded:
+            scale = self._processes.weight(objective.examples(rows, distill), self._device)
         gradients = self._gradients.differentiate(value, parameters, scale)
         if all(gradient is None for gradient in gradients):
             raise ValueError(NO_GRADIENT)
@@ -294,15 +293,13 @@ class Finetuning:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, in any process."""
         tensors = all_tensors(self._network)
         problem = first_infinite(losses, {name: tensors[name] for name in self.names})
-        if self._shard_processes is not None:  # maybe only the shard of another process is not finite
-            problem = next(filter(None, self._shard_processes.gather(problem)), "")
+        if self._sharded:  # maybe only the shard of another process is not finite
+            problem = next(filter(None, self._processes.gather(problem)), "")
         if problem:
             raise explain(problem, tensors | self._saved.still | self._saved.moving, self._buffer)
 
     def _average_statistics(self) -> None:
         """Average the finetuned running statistics, which saw different examples in each process."""
-        if self._processes is None:
-            return
         for name, tensor in self._network.named_buffers():
             if name in self._saved.moving and tensor.is_floating_point():
                 tensor.copy_(self._processes.mean(tensor))

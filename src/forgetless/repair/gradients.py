@@ -59,17 +59,14 @@ def dense(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> l
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, known, strict=True)]
 
 
-def clipped(
-    parameters: Sequence[Tensor], gradients: list[Tensor], most: float, processes: Processes | None
-) -> list[Tensor]:
+def clipped(parameters: Sequence[Tensor], gradients: list[Tensor], most: float, processes: Processes) -> list[Tensor]:
     """Return the gradients, scaled down if the norm of all together exceeds ``most``.
 
-    Give the ``processes`` of a sharded network, each of which has the gradients of its shards.
+    Each of the ``processes`` has the gradients of its shards; it is ``ALONE`` if it has all of them.
     """
     squares = [g.square().sum() * shard_count(p) for p, g in zip(parameters, gradients, strict=True)]
     square = torch.stack(squares).sum()
-    if processes is not None:
-        square = processes.mean(square)  # the sum over shards: each was counted as often as there are shards
+    square = processes.mean(square)  # the sum over shards: each was counted as often as there are shards
     return list(torch._foreach_mul(gradients, (most / square.sqrt()).clamp(max=1.0)))
 
 

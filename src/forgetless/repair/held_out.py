@@ -11,7 +11,7 @@ from statistics import mean, stdev
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, reshard
@@ -81,7 +81,7 @@ def measure(
     buffer: Buffer,
     objective: Objective,
     engine: Engine | None = None,
-    processes: Processes | None = None,
+    processes: Processes = ALONE,
 ) -> Score:
     """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
     model = without_reducer(model)
@@ -94,18 +94,14 @@ def measure(
     else:  # rows are still being added, so a captured graph would soon be of no use
         with evaluating(model):
             sums = _sums(model, buffer, objective, device, processes)
-    if processes is not None and processes.count > 1:
-        sums = processes.mean(sums)
-    loss, labels, hits, examples = sums.tolist()
+    loss, labels, hits, examples = processes.mean(sums).tolist()
     accuracy = hits / labels if hits >= 0 and labels else None
     tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
     return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
 
 
 @torch.no_grad()
-def measure_parts(
-    model: nn.Module, buffer: Buffer, objective: Objective, processes: Processes | None = None
-) -> list[float]:
+def measure_parts(model: nn.Module, buffer: Buffer, objective: Objective, processes: Processes = ALONE) -> list[float]:
     """Return the loss on each held-out example, or on ``PARTS`` parts if there are more, in evaluation mode."""
     model = without_reducer(model)
     device = compute_device(model)
@@ -118,7 +114,7 @@ def measure_parts(
             value = objective.value(objective.output(model, objective.plain_inputs(part), part), part, 0.0)
             losses += [value] if count else []
     values: list[float] = torch.stack(losses).tolist()
-    return values if processes is None else [value for part in processes.gather(values) for value in part]
+    return [value for part in processes.gather(values) for value in part]
 
 
 def fell(before: Sequence[float], after: Sequence[float]) -> bool:
@@ -137,7 +133,7 @@ def fell(before: Sequence[float], after: Sequence[float]) -> bool:
 
 
 def _sums(
-    model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device, processes: Processes | None = None
+    model: nn.Module, buffer: Buffer, objective: Objective, device: torch.device, processes: Processes = ALONE
 ) -> Tensor:
     """Return the sum of the losses, the number of labels, of hits (negative: no classes) and of examples."""
     rows = buffer.held_out()
@@ -154,14 +150,14 @@ def _sums(
     return sums
 
 
-def parts(model: nn.Module, examples: int, size: int, processes: Processes | None) -> Iterator[tuple[int, int, int]]:
+def parts(model: nn.Module, examples: int, size: int, processes: Processes) -> Iterator[tuple[int, int, int]]:
     """Yield where each batch of at most ``size`` examples begins and ends, and how many of them count.
 
     The processes of a sharded network must call it equally often. One with fewer examples calls it with its first
     example, which does not count.
     """
     calls = -(-examples // size)
-    if processes is not None and is_sharded(model):
+    if is_sharded(model):
         calls = max(processes.gather(calls))
     for start in range(0, calls * size, size):
         stop = min(start + size, examples)

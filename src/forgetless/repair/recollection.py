@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.compute.shards import compute_device
 from forgetless.repair.buffer import HELD_OUT, Buffer
@@ -56,15 +56,12 @@ class Recollection:
         self.predicted = 0  # sequences so far, in all processes
 
     @torch.no_grad()
-    def predict(
-        self, model: nn.Module, buffer: Buffer, processes: Processes | None = None, *, again: bool = False
-    ) -> None:
+    def predict(self, model: nn.Module, buffer: Buffer, processes: Processes = ALONE, *, again: bool = False) -> None:
         """Predict the sequences that have no prediction yet; with ``again`` all, and keep the better predictions.
 
         All processes must call it together.
         """
-        together = processes or Processes()
-        if not all(together.gather(self._covers(buffer))):
+        if not all(processes.gather(self._covers(buffer))):
             return
         model, keys = without_reducer(model), _keys(buffer)
         self._known = {key: self._known[key] for key in keys if key in self._known}
@@ -80,8 +77,8 @@ class Recollection:
                     if key not in self._known or prediction.loss < self._known[key].loss:
                         self._known[key] = prediction
                         newest.add(key)
-        self.predicted += sum(together.gather(len(due_keys)))
-        if any(together.gather(bool(newest))):
+        self.predicted += sum(processes.gather(len(due_keys)))
+        if any(processes.gather(bool(newest))):
             self._newest = newest
 
     def predict_twice(self, model: nn.Module, buffer: Buffer, before: Mapping[str, Tensor]) -> None:
@@ -115,10 +112,10 @@ class Recollection:
         columns = {f"{RECALLED}.ids": ids, f"{RECALLED}.logs": logs, f"{RECALLED}.weight": weight}
         return buffer.subset(slice(None), **columns)
 
-    def loss(self, buffer: Buffer, processes: Processes | None = None) -> float:
+    def loss(self, buffer: Buffer, processes: Processes = ALONE) -> float:
         """Return the mean loss of the held-out sequences when they were predicted."""
         losses = [self._known[key].loss for key in _keys(buffer)[::HELD_OUT]]
-        return fmean(loss for part in (processes or Processes()).gather(losses) for loss in part)
+        return fmean(loss for part in processes.gather(losses) for loss in part)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later calls depend on."""

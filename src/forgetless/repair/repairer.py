@@ -11,7 +11,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
 from forgetless.repair.buffer import Buffer
@@ -64,7 +64,7 @@ class Repairer:
         self.selection = Selection(self._network, settings, grouping, head)
         self.tracker = Tracker(self._network, self.selection.tracked, epochs, keep, host=host)
         self._detector = Detector() if tracking.detect else None
-        self._processes: Processes | None = None
+        self._processes = ALONE
         self.step = 0
         self.finetunings = 0
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced or detected

@@ -14,7 +14,7 @@ from warnings import warn
 import torch
 from torch import Tensor, nn
 
-from forgetless.compute.distributed import Processes
+from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import has_batch_norm, unwrap
 from forgetless.compute.shards import shard
@@ -62,7 +62,7 @@ class Upkeep:
         self.selection = Selection(self._network, settings, grouping, head)
         self.tuner = _tuner(self._network, settings, objective)
         self._recollection = Recollection(objective)  # empty unless the network is a language model
-        self._processes = Processes()
+        self._processes = ALONE
         self.step = 0
         self.trained = 0  # examples of the training so far, in all processes
         self._uncounted = 0  # examples of this process since then
