@@ -307,12 +307,17 @@ def spearman(left: Sequence[float], right: Sequence[float]) -> float:
 def correlation(run: Mapping[str, Any], score: str, per_parameter: bool = False) -> float:
     """Return the rank correlation of a score of the groups with what repairing each alone recovered.
 
-    "equal" is a score that is the same for every group. Per parameter, it shows what the sizes alone predict.
+    "equal" is a score that is the same for every group. Per parameter, it shows what the sizes alone predict. "short"
+    is what a repair with a quarter of the steps recovers.
     """
     sizes = run["parameters"] if per_parameter else dict.fromkeys(run["parameters"], 1)
     if score == "repeat":  # of the oracle with itself
         return spearman(*([run["recovered"][g][i] / sizes[g] for g in sizes] for i in (0, 1)))
-    values = {**run["scores"], "restored": run["restored"], "equal": dict.fromkeys(sizes, 1.0)}[score]
+    values = {
+        **run["scores"],
+        "equal": dict.fromkeys(sizes, 1.0),
+        **{name: run[name] for name in ("restored", "short")},
+    }[score]
     return spearman([values[g] / sizes[g] for g in sizes], [mean(run["recovered"][g]) / sizes[g] for g in sizes])
 
 

@@ -62,6 +62,7 @@ def values() -> dict[str, Any]:
         "candidates": candidates,
         "means": means,
         "best": {per: max(candidates, key=table.__getitem__) for per, table in means.items()},
+        "quarter": mean(by_pair(runs, "short").values()),
         "eq1_undivided": mean(eq1_undivided(run) for run in runs),
         "left_out": {per: left_out(table, candidates) for per, table in tables.items()},
         "scores": len(SCORES),
