@@ -5,7 +5,7 @@
 
 FPF's learning rate and threshold are searched with the two best points of its method and with five seeds, because they
 matter less than the seed does. For methods newer than the paper they are searched with the best point and two seeds;
-their final runs are those of FPF, which also hold the accuracy before it.
+their final runs are those of FPF with three seeds, which also hold the accuracy before it.
 ``--rows er,star`` trains only these methods, with and without FPF, and leaves the results of the others as they are.
 The runs use two processes with one thread each. Finished runs in FOLDER are skipped. ``search`` writes
 results/searches/seq-mnist-500.json, ``final`` results/seq-mnist.jsonl.
@@ -132,13 +132,13 @@ def search_grids(work: Path, methods: Sequence[str]) -> None:
 
 
 def final(work: Path, methods: Sequence[str]) -> None:
-    """Train the best point of each row of some methods with five seeds and add the records to results/."""
-    best = {
-        row: point
-        for row, point in search("seq-mnist", 500)["best"].items()
-        if row.rpartition("+")[2] in methods and row not in NEWER  # the record of FPF has the accuracy before it
-    }
-    chosen = [settings(row, point, seed, validation=False) for row, point in best.items() for seed in range(5)]
+    """Train the best point of each row of some methods with several seeds and add the records to results/."""
+    chosen = []
+    for row, point in search("seq-mnist", 500)["best"].items():
+        method = row.rpartition("+")[2]
+        if method in methods and row not in NEWER:  # the record of FPF has the accuracy before it
+            seeds = range(3 if method in NEWER else 5)
+            chosen += [settings(row, point, seed, validation=False) for seed in seeds]
     for run, accuracy in accuracies(chosen, work):
         print(run.label, run.seed, accuracy, flush=True)
     add("seq-mnist", (record.read_run(work, run) for run in chosen))
