@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from forgetless.paper import published
-from pages import better, images
+from pages import better, images, newer
 from pages.names import STREAM_NAMES, column_name, joined, row_name, stream_and_buffer
 from pages.rows import (
     COLUMNS,
@@ -47,6 +47,7 @@ def values() -> dict[str, Any]:
         **not_reached(),
         **images.values(),
         **better.values(),
+        **newer.values(),
     }
 
 

@@ -47,7 +47,8 @@ MASKED_AS_OPTION = "0.5.0"  # the version in which masked was an option of SGD
 
 def values() -> dict[str, Any]:
     """Return the values of the template."""
-    mlp = rows_by_label("seq-mnist")
+    records = rows_by_label("seq-mnist")
+    mlp = {row: records[row] for row in published.find("mlp-vgg", "seq-mnist", buffer=500)}
     runs = [run for row in mlp.values() for run in row]
     return {
         **overview(),

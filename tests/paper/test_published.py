@@ -17,6 +17,7 @@ def test_the_tables_are_complete():
         "many-epochs": 4 * 4,
         "freeze": 6 * 5,
         "der-authors": 3,
+        "cls-er-authors": 2,
     }
 
 
@@ -25,6 +26,8 @@ def test_numbers_match_the_publications():
     assert best == 69.08
     assert find("mlp-vgg", "seq-mnist", buffer=500)["k-fpf-ce"].mean == 90.63
     assert find("der-authors", "rot-mnist", buffer=500)["derpp"].mean == 92.77
+    found = [find("cls-er-authors", "seq-mnist", buffer=buffer)["cls_er"] for buffer in (200, 500)]
+    assert [(target.mean, target.std) for target in found] == [(89.54, 0.21), (92.05, 0.32)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The published numbers: every table of the paper, and some numbers of the DER authors. Imports no torch."""
+"""The published numbers: every table of the paper, and some of the authors of DER and CLS-ER. Imports no torch.
+
+Those of CLS-ER are in the README of github.com/NeurAI-Lab/CLS-ER.
+"""
 
 import csv
 from dataclasses import dataclass
@@ -10,7 +13,7 @@ from importlib.resources import files
 class Target:
     """One published number."""
 
-    table: str  # of the paper: table1, mlp-vgg, fpf-all, anytime, many-epochs, freeze; or der-authors
+    table: str  # of the paper: table1, mlp-vgg, fpf-all, anytime, many-epochs, freeze; or der-authors, cls-er-authors
     stream: str
     network: str
     epochs: int  # per task
