@@ -62,6 +62,11 @@ def test_examples_without_a_label_are_left_out():
     assert fill_buffer((X, y))["y"].bincount().tolist() == [2, 3, 3]
 
 
+def test_class_156_in_one_byte_is_a_class():
+    y = torch.tensor([3, 156] * 6, dtype=torch.uint8)  # torch takes 156 for -100 where it compares bytes
+    assert fill_buffer((X, y))["y"].sort().values.tolist() == [3] * 6 + [156] * 6
+
+
 def test_token_labels_keep_their_order():
     labels = torch.full((12, 2), -100).scatter(1, torch.zeros(12, 1, dtype=torch.int64), 1)
     assert torch.equal(fill_buffer({"input_ids": X.long(), "labels": labels})["x.input_ids"], X.long())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forgetless.repair.batch import LABELS, pack
 from forgetless.repair.buffer import Buffer
-from forgetless.repair.labels import NO_LABEL, has_classes, labelled
+from forgetless.repair.labels import NO_LABEL, class_labels, has_classes, labelled
 from forgetless.repair.objective import Objective
 from forgetless.repair.ragged import concatenated, unpadded
 
@@ -133,7 +133,7 @@ def _check(columns: Mapping[str, Tensor]) -> None:
     y = columns["y"]
     if y.is_floating_point():
         return
-    if not bool((known := y != NO_LABEL).any()):
+    if not bool((known := class_labels(y) != NO_LABEL).any()):
         raise ValueError(
             f"examples has no labels: all {len(y)} are {NO_LABEL}; a repair needs the label of each example"
         )

@@ -10,7 +10,7 @@ from forgetless.compute.shards import compute_device
 from forgetless.repair.batch import role, unpack
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
-from forgetless.repair.labels import NO_LABEL
+from forgetless.repair.labels import NO_LABEL, class_labels
 from forgetless.repair.objective import Objective, call, check_arguments
 from forgetless.repair.ragged import cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
@@ -97,7 +97,7 @@ def _shifted(rows: Mapping[str, Tensor]) -> bool:
     y, tokens = rows.get("y"), rows.get("x.input_ids")
     if y is None or tokens is None or y.shape != tokens.shape or _unshifted(rows):
         return False
-    known = y[:, :-1] != NO_LABEL
+    known = class_labels(y[:, :-1]) != NO_LABEL
     return torch.equal(y[:, :-1][known], tokens[:, 1:][known]) and bool(known.any())
 
 
@@ -106,7 +106,7 @@ def _unshifted(rows: Mapping[str, Tensor]) -> bool:
     y = rows.get("y")
     if y is None or y.ndim < 2 or y.is_floating_point():
         return False
-    known = y != NO_LABEL
+    known = class_labels(y) != NO_LABEL
     return any(
         not column.is_floating_point() and column.shape == y.shape and torch.equal(column[known], y[known])
         for name, column in rows.items()
