@@ -118,6 +118,13 @@ def test_batches_that_wait_together_enter_in_order(sizes, monkeypatch):
     assert buffer["x"].tolist() == whole["x"].tolist()  # even in the same slots
 
 
+def test_the_length_is_right_after_it_was_read_while_batches_wait():
+    buffer = on_device(8, EXAMPLE)
+    offer(buffer, [(1.0, 0), (2.0, 1)])
+    assert buffer._sampler.filled() == 0  # as a saved state reads it
+    assert len(buffer) == 2
+
+
 def test_later_epochs_leave_the_buffer_as_one_epoch_does(device):
     x, y = torch.rand(300, 5, device=device), torch.arange(300, device=device) % 4
     buffer = Buffer(40, policy="distinct")

@@ -134,3 +134,33 @@ def test_a_subset_of_a_buffer_keeps_lengths():
     buffer.add(rows([[1, 2, 0], [3, 4, 5], [6, 0, 0]], [[1, 1, 0], [1, 1, 1], [1, 0, 0]]))
     part = buffer.subset(torch.tensor([True, False, True]))
     assert sorted(map(tuple, part.draw(2)["x.input_ids"].tolist())) == [(1, 2), (6, 9)]
+
+
+def test_sequences_that_wait_take_little_memory():
+    """However long later sequences are, and whether the buffer was loaded in between."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [16, 4096, 16, 2048, 5000, 7]
+    batches = [rows(torch.randint(9, (4, length), generator=generator).tolist()) for length in lengths]
+    buffer, plain = Buffer(64, policy="distinct"), Buffer(64, policy="distinct")
+    for batch in batches:
+        buffer.add(batch)
+        plain.add(batch)
+        len(plain)  # writes it
+        if (stage := buffer._stage) is not None:
+            assert sum(column.nbytes for column in stage._rows.values()) <= 2**24
+    assert lists(buffer.held_out()) == lists(plain.held_out())
+    assert len(buffer) == 24
+
+
+def test_the_rows_of_a_state_wait_again():
+    buffer, loaded = Buffer(64, policy="distinct"), Buffer(64, policy="distinct")
+    buffer.add(rows([[5, 6, 7]]))
+    state = buffer.state_dict()
+    state["staged"] = [unpadded(rows([[1, 2]])), unpadded(rows([[1, 2, 3, 4]]))]  # as on a GPU
+    loaded.load_state_dict(state)
+    assert loaded._stage is None  # the second is longer than all before, so both are written
+    assert sorted(loaded["x.input_ids"].tolist()) == [[1, 2, 0, 0], [1, 2, 3, 4], [5, 6, 7, 0]]
+    state["staged"] = state["staged"][:1]
+    loaded.load_state_dict(state)
+    assert loaded._stage.rows()["x.input_ids"].tolist() == [[1, 2, 0]]
+    assert len(loaded) == 2

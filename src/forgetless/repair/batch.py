@@ -1,6 +1,7 @@
-"""A batch as named columns, as a buffer holds it: ``x``, ``y`` and perhaps ``logits``; a mapping has several of each.
+"""A batch as named columns, as a buffer holds it: ``x``, ``y`` and perhaps ``logits``.
 
-The inputs ``{"input_ids": …, "attention_mask": …}`` are the columns ``x.input_ids`` and ``x.attention_mask``.
+Inputs or targets that are a mapping become several columns: ``{"input_ids": …, "attention_mask": …}`` become
+``x.input_ids`` and ``x.attention_mask``.
 """
 
 from collections.abc import Mapping

@@ -117,11 +117,11 @@ class Buffer:
 
     def offer(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Do what ``add`` does with the rows that ``rows_of`` returned."""
-        sampler, size = self._open(batch), size_of(batch)
-        if remembered or not sampler.waits or not self._wait(batch, size):
+        if remembered or not self._open(batch).waits or not self._wait(batch):
             self._flush()  # first, since the order counts
             self.write(batch, remembered=remembered)
-        sampler.advance(size)
+            self._stage = None  # the columns may be wider now
+        self.advance(size_of(batch))
 
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
@@ -225,13 +225,12 @@ class Buffer:
             columns = self.rows_of(columns)  # a state of older versions has no lengths
             sampler = self._open(columns)
             if state["policy"] == self.policy:
-                held = sampler.load_state_dict(state)
+                held, seen = sampler.load_state_dict(state), sampler.seen
                 for name, rows in columns.items():
                     self._columns.rows[name][: len(held)] = rows.to(held.device)[held]
                 for batch in state.get("staged", ()):
-                    batch = self.rows_of(batch)
-                    if not self._wait(batch, size_of(batch)):
-                        self.write(batch)
+                    self.offer(self.rows_of(batch))
+                sampler.seen = seen
             else:
                 self.write(columns)
                 sampler.advance(state["seen"])
@@ -249,17 +248,18 @@ class Buffer:
         """Become empty."""
         self._columns, self._sampler, self._stage = Columns(self.capacity + 1, self.pad), None, None
 
-    def _wait(self, batch: Mapping[str, Tensor], size: int) -> bool:
-        """Let a batch wait to be written, unless it is too large; return whether it does."""
-        stage = self._stage = self._stage or Stage(batch, self.device, self.pad)
-        if not stage.has_room(size):
+    def _wait(self, batch: Mapping[str, Tensor]) -> bool:
+        """Let a batch wait to be written, unless it is too large or too wide; return whether it does."""
+        self._stage = self._stage or Stage(self._columns)
+        if not self._stage.has_room(size_of(batch)):
             self._flush()
-        return stage.add(batch, size)
+        return self._stage.add(batch)
 
     def _flush(self) -> None:
         """Write the batches that wait."""
         if self._stage is not None and (batch := self._stage.release()):
             self.write(batch)
+            self.advance(0)  # they count already, but their number is not known any more
 
     def _open(self, batch: Mapping[str, Tensor]) -> Sampler:
         """Return the sampler. On the first batch, fix the device, allocate the columns and make the sampler."""

@@ -19,7 +19,7 @@ class Columns:
     """
 
     def __init__(self, count: int, pad: int = 0) -> None:
-        self.count, self._pad = count, pad
+        self._count, self._pad = count, pad
         self.rows: dict[str, Tensor] = {}  # empty until the first batch; each (count, …)
         self._ragged: tuple[str, ...] = ()  # those whose rows may grow longer
         self._layout: dict[str, tuple[tuple[int, ...] | None, torch.dtype]] = {}  # of a row; None: ragged
@@ -35,9 +35,13 @@ class Columns:
         with torch.inference_mode(False):  # its tensors cannot be written to outside of it
             for name, column in batch.items():
                 fill = fill_value(name, self._pad) if name in self._ragged else 0
-                self.rows[name] = column.new_full((self.count, *column.shape[1:]), fill, device=device)
+                self.rows[name] = column.new_full((self._count, *column.shape[1:]), fill, device=device)
         for name, rows in self.rows.items():
             self._layout[name] = (None if name in self._ragged else tuple(rows.shape[1:]), rows.dtype)
+
+    def grow_for(self, batch: Mapping[str, Tensor]) -> bool:
+        """Return whether ``fit`` makes the columns wider for this batch."""
+        return any(batch[name].shape[1] > self.rows[name].shape[1] for name in self._ragged)
 
     def fit(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return ``batch`` as wide as the columns, which grow if it has longer sequences."""
@@ -74,7 +78,7 @@ class Columns:
                 raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {rows.dtype}")
 
     def fits(self, batch: Mapping[str, Tensor]) -> bool:
-        """Return whether ``batch`` has the known layout, which needs no other check. Padded sequences have not."""
+        """Return whether ``batch`` has the known layout, which needs no other check. A padded batch does not."""
         sizes = set()
         for name, (shape, dtype) in self._layout.items():
             column = batch.get(name)

@@ -103,7 +103,7 @@ class Optimizer:
             self._averages.reset()
 
     def scale(self) -> Tensor | None:
-        """Return by what ``update`` expects gradients to be multiplied: by SGD's rate on the device, to save a pass."""
+        """Return the factor that ``update`` expects in the gradients: SGD's rate on the device, which saves a pass."""
         return None if self._schedule is None or self._adam else self._schedule.rate()
 
     def update(self, parameters: list[Tensor], gradients: list[Tensor], step: int) -> None:

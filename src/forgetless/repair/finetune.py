@@ -93,6 +93,7 @@ def finetune(
         generator: Draws the batches. Default: the buffer's.
         processes: The processes that finetune the network together. Each draws its batch from its own buffer. An
             update is that of all batches together; running statistics are averaged over processes at the end.
+            Default: this process alone; for a sharded network all processes.
 
     Returns:
         The losses and the tensors that moved.

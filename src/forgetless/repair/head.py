@@ -20,7 +20,7 @@ def find_head(network: nn.Module) -> nn.Module | None:
     """Return the output layer, or None if it cannot be recognised.
 
     It is the last linear layer below a child with a usual name. Without such a child it is the last layer of the
-    network, if that is linear and neither part of a repeated block nor followed by a matrix.
+    network, if that is linear and neither part of a repeated block nor next to a matrix that could multiply its output.
     """
     children = dict(network.named_children())
     if len(children) == 1 and is_composite(network) and not has_parameters(network):  # a wrapper, such as peft's
@@ -50,7 +50,7 @@ def _copies(children: Mapping[str, nn.Module]) -> set[nn.Module]:
 
 
 def _last_fed(layer: nn.Module, name: str, children: Mapping[str, nn.Module]) -> nn.Module:
-    """Return the last of the linear layers that ``layer`` feeds, one after the other, behind the child ``name``."""
+    """Return the last of the linear layers that ``layer`` feeds, one after the other, after the child ``name``."""
     for child in list(children.values())[list(children).index(name) + 1 :]:
         if isinstance(child, nn.Linear) and isinstance(layer, nn.Linear) and child.in_features == layer.out_features:
             layer = child

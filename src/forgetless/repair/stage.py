@@ -15,32 +15,36 @@ BYTES = 2**24  # waiting saves little where batches are large
 
 @final
 class Stage:
-    """Copies of the rows of some batches. The first batch fixes the columns, and how many rows there is room for."""
+    """Copies of the rows of some batches, each as wide as the columns of the buffer."""
 
-    def __init__(self, batch: Mapping[str, Tensor], device: torch.device | None, pad: int) -> None:
-        row_bytes = sum(column.nbytes for column in batch.values()) // max(1, size_of(batch))
-        self._room = min(ROWS, BYTES // max(1, row_bytes))
-        self._columns = Columns(self._room, pad)
-        self._columns.open(batch, device or torch.device("cpu"))
+    def __init__(self, columns: Columns) -> None:
+        row_bytes = sum(rows[0].nbytes for rows in columns.rows.values())
+        self._columns, self._room = columns, min(ROWS, BYTES // max(1, row_bytes))
+        self._rows: dict[str, Tensor] = {}  # allocated for the first batch
         self._filled = 0
 
     def has_room(self, size: int) -> bool:
         """Return whether ``size`` more rows fit."""
         return self._filled + size <= self._room
 
-    def add(self, batch: Mapping[str, Tensor], size: int) -> bool:
-        """Copy a batch of ``size`` rows; return False and copy nothing if there is no room."""
-        if not self.has_room(size):
+    def add(self, batch: Mapping[str, Tensor]) -> bool:
+        """Copy a batch; return False and copy nothing if it does not fit."""
+        size = size_of(batch)
+        if not self.has_room(size) or self._columns.grow_for(batch):
             return False
+        if not self._rows:
+            with torch.inference_mode(False):  # its tensors cannot be written to outside of it
+                for name, rows in self._columns.rows.items():
+                    self._rows[name] = rows.new_empty((self._room, *rows.shape[1:]))
         end = self._filled + size
         for name, column in self._columns.fit(batch).items():
-            self._columns.rows[name][self._filled : end].copy_(column.detach())
+            self._rows[name][self._filled : end].copy_(column.detach())
         self._filled = end
         return True
 
     def rows(self) -> dict[str, Tensor]:
         """Return views of the rows that wait; empty if there are none."""
-        return {name: rows[: self._filled] for name, rows in self._columns.rows.items()} if self._filled else {}
+        return {name: rows[: self._filled] for name, rows in self._rows.items()} if self._filled else {}
 
     def release(self) -> dict[str, Tensor]:
         """Return what ``rows`` returns. The rows are then free for the next batches."""
