@@ -8,6 +8,7 @@ from loops import filled
 from torch import nn
 
 from forgetless import Buffer
+from forgetless.compute.distributed import ALONE
 from forgetless.compute.engine import Engine
 from forgetless.repair.descent import Descent, Schedule, sharing, slices
 from forgetless.repair.finetune import Finetuning
@@ -45,7 +46,7 @@ def test_each_process_draws_its_share_of_a_batch():
             return total // 2
 
     assert sharing(Descent(RATES, batch=9), Second()).batch == 4
-    assert sharing(Descent(RATES, batch=9), None).batch == 9
+    assert sharing(Descent(RATES, batch=9), ALONE).batch == 9
 
 
 def test_tensors_are_divided_by_their_sizes():
