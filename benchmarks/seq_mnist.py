@@ -5,7 +5,7 @@
 
 FPF's learning rate and threshold are searched with the two best points of its method and with five seeds, because they
 matter less than the seed does. For methods newer than the paper they are searched with the best point and two seeds;
-their final runs are those of FPF with three seeds, which also hold the accuracy before it.
+their final runs are those of FPF, which also hold the accuracy before it.
 ``--rows er,star`` trains only these methods, with and without FPF, and leaves the results of the others as they are.
 The runs use two processes with one thread each. Finished runs in FOLDER are skipped. ``search`` writes
 results/searches/seq-mnist-500.json, ``final`` results/seq-mnist.jsonl.
@@ -137,8 +137,7 @@ def final(work: Path, methods: Sequence[str]) -> None:
     for row, point in search("seq-mnist", 500)["best"].items():
         method = row.rpartition("+")[2]
         if method in methods and row not in NEWER:  # the record of FPF has the accuracy before it
-            seeds = range(3 if method in NEWER else 5)
-            chosen += [settings(row, point, seed, validation=False) for seed in seeds]
+            chosen += [settings(row, point, seed, validation=False) for seed in range(5)]
     for run, accuracy in accuracies(chosen, work):
         print(run.label, run.seed, accuracy, flush=True)
     add("seq-mnist", (record.read_run(work, run) for run in chosen))
