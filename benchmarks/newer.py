@@ -35,7 +35,7 @@ from forgetless.networks.seed import with_seed
 from forgetless.training.events import Ended
 from provenance import provenance, publish
 
-AUTHORS_SEEDS = {500: 5, 200: 3}  # by the size of the buffer
+AUTHORS_SEEDS = {500: 5, 200: 5}  # by the size of the buffer
 AVERAGES_SEEDS = {"seq-digits": 3, "seq-mnist": 1}
 CONSTRAINT_SEEDS = 5
 CONSISTENCIES, DECAYS = (0.15, 0.5, 2.0), (0.99, 0.999)
