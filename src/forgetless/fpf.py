@@ -265,7 +265,8 @@ class FPF:
         check_state(state, self._kind, self.processes, self.settings.distill)
         buffer, _ = _open_memory(self.model, self._memory, self.buffer.device, self.processes)
         buffer.load_state_dict(state["buffer"])
-        check_vocabulary(unwrap(self.model), state["buffer"]["columns"])
+        for rows in (state["buffer"]["columns"], *state["buffer"].get("staged", ())):
+            check_vocabulary(unwrap(self.model), rows)
         self._repairer.load_state_dict(state[self._kind])
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
         self._checks.tried = False

@@ -217,6 +217,12 @@ def test_a_vocabulary_that_changed_is_reported():
     fpf.observe(batch)
     with pytest.raises(ValueError, match="has a vocabulary of 32, so .*: the tokenizer is another, or the vocabulary"):
         FPF(llama(vocabulary=32)).load_state_dict(fpf.state_dict())
+    small = FPF(llama(vocabulary=32))
+    small.observe(collate([[5, 6, 7]]))
+    state = small.state_dict()
+    state["buffer"]["staged"] = [fpf.state_dict()["buffer"]["columns"]]  # as on a GPU, where batches still wait
+    with pytest.raises(ValueError, match="has a vocabulary of 32, so"):
+        small.load_state_dict(state)
     grown = llama()
     grown.resize_token_embeddings(70, mean_resizing=False)
     resumed = FPF(grown)
