@@ -1,6 +1,6 @@
 """Define what ``fused.py`` times: a problem is one part of a training step, a variant is a way to compute it.
 
-The tensors of a problem have the lanes first, and images are channels-last behind them: (lanes, batch, height, width,
+The tensors of a problem have the lanes first, and images follow as channels-last: (lanes, batch, height, width,
 channels). A variant is a function that prepares its own copies of the inputs in the layout it needs, and returns its
 work. Only the work is timed. It returns views with the lanes first for the check.
 """
@@ -20,9 +20,8 @@ from torch import Tensor
 
 Result = tuple[Tensor, ...]
 Work = Sequence[Callable[[], Result]]  # one function for each stream
-Variant = Callable[
-    [Any, Any, str], dict[str, Work]
-]  # of problem, inputs and direction; the keys name choices, as tiles
+# A function of problem, inputs and direction. The keys name choices, such as the tiles of a kernel.
+Variant = Callable[[Any, Any, str], dict[str, Work]]
 
 STREAMS = "streams"  # what runs side by side do today: each lane has a CUDA stream of its own
 

@@ -97,7 +97,7 @@ class Buffer:
             self._sampler.begin_period(period)
 
     def rows_of(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a batch as rows without padding; raise an error if it does not fit what is stored; change nothing."""
+        """Return a batch as rows without padding, or raise an error if it does not fit what is stored."""
         if self._columns.fits(batch):
             return dict(batch)
         rows = unpadded(batch, self.pad)
@@ -259,7 +259,7 @@ class Buffer:
         """Write the batches that wait."""
         if self._stage is not None and (batch := self._stage.release()):
             self.write(batch)
-            self.advance(0)  # they count already, but their number is not known any more
+            self.advance(0)  # they are counted already, but a length that was read before is out of date
 
     def _open(self, batch: Mapping[str, Tensor]) -> Sampler:
         """Return the sampler. On the first batch, fix the device, allocate the columns and make the sampler."""

@@ -39,8 +39,8 @@ class Columns:
         for name, rows in self.rows.items():
             self._layout[name] = (None if name in self._ragged else tuple(rows.shape[1:]), rows.dtype)
 
-    def grow_for(self, batch: Mapping[str, Tensor]) -> bool:
-        """Return whether ``fit`` makes the columns wider for this batch."""
+    def too_narrow_for(self, batch: Mapping[str, Tensor]) -> bool:
+        """Return whether ``batch`` has longer sequences than all before, so that ``fit`` makes the columns wider."""
         return any(batch[name].shape[1] > self.rows[name].shape[1] for name in self._ragged)
 
     def fit(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -30,7 +30,7 @@ class Stage:
     def add(self, batch: Mapping[str, Tensor]) -> bool:
         """Copy a batch; return False and copy nothing if it does not fit."""
         size = size_of(batch)
-        if not self.has_room(size) or self._columns.grow_for(batch):
+        if not self.has_room(size) or self._columns.too_narrow_for(batch):
             return False
         if not self._rows:
             with torch.inference_mode(False):  # its tensors cannot be written to outside of it
