@@ -1,7 +1,7 @@
 """Compute the values of docs/smollm2.md: ways to keep what a pretrained language model has learned.
 
 The settings are those of ``benchmarks/language.py``, which cannot be imported without transformers; a test compares
-them. A row appears once the record has all of its seeds. Until then the page says that it is missing.
+them.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ Run = Mapping[str, Any]
 def values() -> dict[str, Any]:
     """Return the values of the template."""
     record = benchmark_record("language.json")
-    runs = complete_rows(record["runs"])
+    runs = {name: [run for run in record["runs"] if run["row"] == name] for name in NAMES}
     plain = {run["seed"]: run for run in runs["plain"]}
     rows = {name: summary(found, plain) for name, found in runs.items()}
     losses = mean_losses(runs)
+    searches = {name: record["searches"][name] for name in rows if name in record["searches"]}
     return {
         "record": record,
         "rows": rows,
         "table": main_table(rows),
         "others": sorted(set(rows) - {"plain", *OURS}, key=lambda name: -rows[name]["recovered"]),
-        "missing": [NAMES[name] for name in NAMES if name not in rows],
         "names": NAMES,
         "domains": DOMAINS,
         "losses": losses,
+        "worse": [name for name in rows if all(losses[name][on] > losses["plain"][on] for on in DOMAINS)],
+        "at_the_edge": [NAMES[name] for name, searched in searches.items() if best_rate(searched) == [*searched][-1]],
         "best_mean": min(losses, key=lambda name: losses[name][MEAN]),
         "loss_table": loss_table(runs),
-        "rate_table": rate_table({name: record["searches"][name] for name in rows if name in record["searches"]}),
+        "rate_table": rate_table(searches),
         "weights": sorted({str(run["rate"]) for run in runs["interpolation"]}),
         "repair_command": runs["forgetless repair"][0]["command"],
         "commands": [COMMAND.format(name) for name in NAMES],
@@ -64,14 +66,6 @@ def values() -> dict[str, Any]:
         "settings": {"steps": STEPS, "batch": BATCH, "length": LENGTH, "capacity": CAPACITY},
         "constants": {"newest": NEWEST, "top": TOP},
     }
-
-
-def complete_rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each row that has every seed of plain training, in the order of ``NAMES``."""
-    rows: dict[str, list[Run]] = {name: [] for name in NAMES}
-    for run in runs:
-        rows[run["row"]].append(run)
-    return {name: found for name, found in rows.items() if len(found) == len(rows["plain"])}
 
 
 def summary(runs: Sequence[Run], plain: Mapping[int, Run]) -> dict[str, float]:
@@ -141,11 +135,15 @@ def loss_table(runs: Mapping[str, Sequence[Run]]) -> str:
     return markdown_table(["", *DOMAINS, UNTOUCHED, "mean of the four"], lines)
 
 
+def best_rate(searched: Mapping[str, float]) -> str:
+    """Return the learning rate with the lowest validation loss."""
+    return min(searched, key=lambda rate: searched[rate])
+
+
 def rate_table(searches: Mapping[str, Mapping[str, float]]) -> str:
     """Return the mean validation loss at each learning rate that was searched; the lowest is bold."""
     lines = []
     for name, searched in searches.items():
-        best = min(searched.values())
-        cells = {f"{float(rate):g}: {loss:.3f}": loss == best for rate, loss in searched.items()}
+        cells = {f"{float(rate):g}: {loss:.3f}": rate == best_rate(searched) for rate, loss in searched.items()}
         lines.append([NAMES[name], *(f"**{cell}**" if is_best else cell for cell, is_best in cells.items())])
     return markdown_table(["", "lowest rate", "middle rate", "highest rate"], lines)
