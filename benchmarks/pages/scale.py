@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from forgetless.repair.buffer import HELD_OUT
+from forgetless.repair.recollection import TOP
 from pages.rows import benchmark_record
 from pages.template import markdown_table
 
@@ -11,6 +13,9 @@ MODELS = (("8 billion", 8e9, (8, 16)), ("70 billion", 70e9, (16, 32, 64)))  # na
 STATE = 16  # bytes per parameter of training: weights, gradients and two averages of AdamW in float32
 COPY = 4  # bytes per parameter of one copy of the weights, or of the gradients of a repair
 MOST_COPIES = 4  # in host memory during ``finish()``: for the scores, the start, the end and the present trial
+AVERAGES = 8  # bytes per parameter of the two averages of Adam
+PREDICTED = 6  # bytes per token that a prediction keeps: its id and its logarithm
+CAPACITY = 200  # sequences in the buffer of benchmarks/large.py, which needs transformers
 GIB = 2**30
 
 
@@ -27,6 +32,11 @@ def values() -> dict[str, Any]:
         "observe_ms": record["budget"]["step_with_fpf_ms"] - record["budget"]["step_ms"],
         "tokens": record["batch"] * record["length"],
         "repair_steps": record["repair"]["seconds"] / (record["budget"]["step_ms"] / 1000),
+        "stored": record["repair"]["held_out"] * HELD_OUT,
+        "repair_gib": (COPY + AVERAGES) * record["parameters"] / GIB,
+        "capacity": CAPACITY,
+        "top": TOP,
+        "prediction_megabytes": PREDICTED * TOP * CAPACITY * record["length"] / 1e6,
         "larger": larger_models(record),
     }
 
@@ -43,7 +53,7 @@ def larger_models(record: dict[str, Any]) -> str:
                     name,
                     str(gpus),
                     f"{STATE * share / GIB:.0f} GiB",
-                    f"{COPY * share / GIB:.1f} to {3 * COPY * share / GIB:.1f} GiB",
+                    f"{COPY * share / GIB:.1f} to {(COPY + AVERAGES) * share / GIB:.1f} GiB",
                     f"{COPY * share / GIB:.1f} GiB",
                     f"{MOST_COPIES * COPY * share / GIB:.0f} GiB",
                     f"{record['budget']['snapshot_seconds'] * scale:.1f} s",
