@@ -15,7 +15,6 @@ from pages.template import markdown_table
 
 NAMES = STREAM_NAMES | {"seq-digits": "Seq-digits", "seq-mnist": "Seq-MNIST", "rot-mnist": "Rot-MNIST"}
 Run = Mapping[str, Any]
-SKIPPED = ("seq-organamnist", "seq-cifar10")  # where an earlier rule skipped the repairs of FPF
 TUNED_FPF = ("fpf+er", "fpf+derpp")
 TUNED_RECIPE = ("k-fpf-kd+masked", "k-fpf-kd", "k-fpf-ce")
 LOOP_STREAMS = ("abrupt", "fading")
@@ -59,8 +58,6 @@ def untuned(runs: Sequence[Run], stream: str) -> dict[str, float]:
         ("fpf+derpp", "fpf+derpp", "accuracy"),
         ("gdumb", "gdumb", "accuracy"),
     ):
-        if name in TUNED_FPF and stream in SKIPPED:
-            continue
         if found := values_of(runs, stream, measured, value):
             row[name] = mean(found)
     flops = values_of(runs, stream, "recipe", "flops")
