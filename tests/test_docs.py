@@ -194,3 +194,20 @@ def test_rows_of_smollm2_have_the_same_seeds(language_page):
     runs = benchmark_record("language.json")["runs"]
     for name in language_page.NAMES:
         assert sorted(run["seed"] for run in runs if run["row"] == name) == [0, 1, 2]
+
+
+def test_any_layout_takes_the_fastest_way_of_each_problem(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    page = importlib.import_module("pages.fused")
+    case = {"lanes": 8, "batch": 32, "part": "convolutions", "direction": "forward"}
+    stem = case | {"problem": "stem", "occurrences": 1}
+    block = case | {"problem": "block", "occurrences": 4}
+    rows = [
+        stem | {"variant": "streams", "microseconds": 70},
+        stem | {"variant": "grouped", "microseconds": 50},
+        block | {"variant": "streams", "microseconds": 20},
+        block | {"variant": "grouped", "microseconds": 30},
+        block | {"variant": "grouped", "microseconds": 1, "lanes": 16},
+    ]
+    assert page.any_layout(rows, 8, 32, "convolutions") == pytest.approx(0.130)
+    assert page.ratio({"streams": 3.0, "any layout": 2.0}, "any layout") == 1.5

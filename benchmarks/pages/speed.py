@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from pages import fused
 from pages.names import row_name
 from pages.rows import benchmark_record
 from pages.template import markdown_table, spread
@@ -45,6 +46,7 @@ def values() -> dict[str, Any]:
         "goals": GOALS,
         **gpu_steps(gpu),
         "parts": parts_of_a_step(),
+        "fused": fused.values(),
         "kernels": deleted_kernels(Steps(gpu)),
         **whole_runs(Steps(gpu)),
         **on_a_cpu(),
