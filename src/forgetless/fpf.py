@@ -17,7 +17,7 @@ from forgetless.compute.engine import find_device
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.compute.shards import check_processes, compute_device
-from forgetless.repair.batch import Inputs, Targets, split_labels
+from forgetless.repair.batch import Inputs, Targets, size_of, split_labels
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
@@ -205,7 +205,7 @@ class FPF:
         rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
         self._checks.check_alone()
         try:
-            if not self._repairer.advance(len(next(iter(rows.values())))):
+            if not self._repairer.advance(size_of(rows)):
                 return None
             return self._repair()
         finally:
