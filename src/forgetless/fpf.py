@@ -28,7 +28,6 @@ from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report
 from forgetless.repair.settings import BUDGET, LANGUAGE_BATCH, LANGUAGE_BUDGET, Finetune, Memory, Tracking
 from forgetless.repair.state import FORMAT, check_state
-from forgetless.repair.trial import check_vocabulary
 from forgetless.repair.tuning import Outcome
 from forgetless.repair.upkeep import Upkeep
 
@@ -203,7 +202,7 @@ class FPF:
         """
         self.settle()
         rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
-        self._checks.check_alone()
+        self._checks.check_network()
         try:
             if not self._repairer.advance(size_of(rows)):
                 return None
@@ -216,7 +215,9 @@ class FPF:
     def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle(start=False)
-        self.buffer.offer(self._checks.rows(*split_labels(x, y), logits, self.buffer), remembered=True)
+        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
+        self._checks.check_tokens(rows)
+        self.buffer.offer(rows, remembered=True)
         self._repairer.recall(self.buffer, now=True)
 
     def boundary(self) -> None:
@@ -265,8 +266,7 @@ class FPF:
         check_state(state, self._kind, self.processes, self.settings.distill)
         buffer, _ = _open_memory(self.model, self._memory, self.buffer.device, self.processes)
         buffer.load_state_dict(state["buffer"])
-        for rows in (state["buffer"]["columns"], *state["buffer"].get("staged", ())):
-            check_vocabulary(unwrap(self.model), rows)
+        self._checks.check_tokens(state["buffer"]["columns"], *state["buffer"].get("staged", ()))
         self._repairer.load_state_dict(state[self._kind])
         self.buffer = buffer  # only now, so that a state that does not fit changes nothing
         self._checks.tried = False

@@ -109,6 +109,7 @@ def test_nothing_changes_if_no_repair_helps():
         model.bias.zero_()
     report = forgetless.repair(model, (torch.zeros(64, 4), torch.arange(64) % 2))  # log 2 is the lowest loss
     assert (report.steps, report.loss_after) == (0, report.loss_before)
+    assert (report.repaired, report.share) == ((), 0)
     assert not model.weight.any()
     assert not model.bias.any()
     assert "no repair lowered the held-out loss by more than noise, so the weights are unchanged" in str(report)

@@ -194,8 +194,20 @@ def test_batches_without_labels_are_refused():
     fpf = FPF(llama())
     with pytest.raises(ValueError, match="the batch has no labels: .* input_ids, attention_mask.* mlm=False"):
         fpf.observe(batch)
+    with pytest.raises(ValueError, match="the batch has no labels: .* input_ids, attention_mask, labels"):
+        fpf.observe(batch | {"labels": None})
     with pytest.raises(ValueError, match="the batch has no labels: y is missing, and x has type Tensor"):
         fpf.remember(batch["input_ids"])
+    assert fpf.step == 0
+
+
+def test_adapters_put_in_after_fpf_was_made_are_reported():
+    model, batch = llama(), next(batches(0, 1))
+    fpf = FPF(model)
+    fpf.remember(batch)
+    adapted(model)
+    with pytest.raises(ValueError, match="no longer has model.layers.0.self_attn.q_proj.weight, one of 14 tensors"):
+        fpf.observe(batch)
     assert fpf.step == 0
 
 
@@ -223,6 +235,9 @@ def test_a_vocabulary_that_changed_is_reported():
     state["buffer"]["staged"] = [fpf.state_dict()["buffer"]["columns"]]  # as on a GPU, where batches still wait
     with pytest.raises(ValueError, match="has a vocabulary of 32, so"):
         small.load_state_dict(state)
+    with pytest.raises(ValueError, match="input_ids holds tokens from 0 to 52; .* has a vocabulary of 32"):
+        small.remember(batch)
+    assert len(small.buffer) == 1
     grown = llama()
     grown.resize_token_embeddings(70, mean_resizing=False)
     resumed = FPF(grown)

@@ -95,6 +95,38 @@ def test_packed_sequences_become_examples_of_their_own():
     assert lists(cut(unpadded(alone))) == lists(alone)
 
 
+PACKED = {
+    "x.input_ids": torch.tensor([[5, 6, 7, 8, 9]]),
+    "x.position_ids": torch.tensor([[0, 1, 2, 0, 1]]),
+    "y": torch.tensor([[-100, 6, 7, -100, 9]]),
+}
+
+
+@pytest.mark.parametrize("policy", ["reservoir", "distinct"])
+def test_packed_batches_enter_a_buffer_of_masked_ones(policy):
+    buffer = Buffer(8, policy=policy)
+    for batch in (LEFT, PACKED, {name: LEFT[name][1:] for name in ("x.input_ids", "y")}):
+        buffer.add(batch)
+    assert buffer.columns == ("x.input_ids", "x.attention_mask", "y")
+    drawn = buffer.draw(8)
+    ids, masks = (drawn[name].tolist() for name in ("x.input_ids", "x.attention_mask"))
+    sequences = dict(zip(map(tuple, ids), masks, strict=True))
+    assert sequences == {
+        (5, 6, 0, 0): [1, 1, 0, 0], (1, 2, 3, 4): [1, 1, 1, 1], (5, 6, 7, 0): [1, 1, 1, 0], (8, 9, 0, 0): [1, 1, 0, 0]
+    }  # fmt: skip
+
+
+def test_masked_batches_enter_a_buffer_of_packed_ones():
+    buffer = Buffer(8)
+    buffer.add(PACKED)
+    buffer.add(LEFT)
+    assert lists(buffer.part(0, 4)) == {
+        "x.input_ids": [[5, 6, 7, 0], [8, 9, 0, 0], [5, 6, 0, 0], [1, 2, 3, 4]],
+        "x.position_ids": [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 2, 3]],
+        "y": [[-100, 6, 7, -100], [-100, 9, -100, -100], [5, 6, -100, -100], [1, 2, 3, 4]],
+    }
+
+
 def test_labels_of_a_decoder_are_not_masked_by_the_encoder():
     batch = rows([[1, 2, 9]], [[1, 1, 0]], labels=[[4, 5, 6]]) | {"x.decoder_input_ids": torch.tensor([[0, 4, 5]])}
     assert lists(cut(unpadded(batch))) == lists(batch)

@@ -101,7 +101,7 @@ def test_unshifted_tokens_need_the_models_own_loss():
     model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6))
     labels = tokens.clone()
     labels[:, :2] = -100
-    with pytest.raises(ValueError, match="y holds the input tokens themselves.* give loss='model'"):
+    with pytest.raises(ValueError, match="y holds the input tokens themselves.* give loss='model' and pass"):
         FPF(model, groups="all").observe(tokens, labels)
     FPF(model, groups="all").observe(tokens[:, :-1], tokens[:, 1:])
     FPF(model, groups="all").observe(tokens, torch.full_like(tokens, -100))

@@ -52,7 +52,7 @@ def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
     """Return the inputs and labels of a batch whose labels may be among the inputs, as in Hugging Face's batches."""
     if y is not None:
         return x, y
-    label = next((name for name in LABELS if name in x), None) if isinstance(x, Mapping) else None
+    label = next((name for name in LABELS if x.get(name) is not None), None) if isinstance(x, Mapping) else None
     if label is None:
         what = f"the entries {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"type {type(x).__name__}"
         raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forgetless.repair.batch import size_of
 from forgetless.repair.columns import Columns
-from forgetless.repair.ragged import cut, unpadded
+from forgetless.repair.ragged import conformed, cut, unpadded
 from forgetless.repair.samplers import Balanced, Reservoir, Sampler
 from forgetless.repair.settings import Memory
 from forgetless.repair.sketch import Sketch
@@ -100,7 +100,7 @@ class Buffer:
         """Return a batch as rows without padding, or raise an error if it does not fit what is stored."""
         if self._columns.fits(batch):
             return dict(batch)
-        rows = unpadded(batch, self.pad)
+        rows = conformed(unpadded(batch, self.pad), self._columns.rows)
         self._columns.check(rows)
         if self.policy == "balanced" and ("y" not in rows or rows["y"].ndim != 1):
             y = f"y has shape {tuple(rows['y'].shape)}" if "y" in rows else f"the columns are {', '.join(rows)}"

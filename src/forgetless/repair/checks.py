@@ -1,5 +1,6 @@
 """What is checked around a user's loop: every batch, the first one thoroughly, and that no other FPF interferes."""
 
+from collections.abc import Mapping
 from typing import final
 from warnings import warn
 
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 from forgetless.compute.modules import unwrap
 from forgetless.repair.batch import Inputs, Targets, pack
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.groups import float_tensors
 from forgetless.repair.labels import check_labels
 from forgetless.repair.objective import Objective
 from forgetless.repair.settings import Finetune
-from forgetless.repair.trial import try_out
+from forgetless.repair.trial import check_vocabulary, try_out
 
 SHARED = (
     "another FPF observes the same network: each takes the other's finetunings for training. Use one FPF per network"
@@ -51,11 +53,28 @@ class Checks:
             self.tried = True
         return rows
 
-    def check_alone(self) -> None:
-        """Warn, once, if another FPF has observed the network between two steps of this one."""
+    def check_tokens(self, *batches: Mapping[str, Tensor]) -> None:
+        """Raise ``ValueError`` if the network has no embedding for some tokens."""
+        for rows in batches:
+            check_vocabulary(self._network, rows)
+
+    def check_network(self) -> None:
+        """Raise ``ValueError`` if the network has lost tensors before the first step of this FPF.
+
+        Warn, once, if another FPF has observed the network between two steps of this one.
+        """
         marks = vars(self._network)
         if self._mark is None:
+            self._check_names()
             self._mark = marks[OBSERVER] = Observer()
         elif self._alone and marks.get(OBSERVER) is not self._mark:
             self._alone = False
             warn(SHARED, stacklevel=3)
+
+    def _check_names(self) -> None:
+        present = float_tensors(self._network)
+        if lost := [name for name in self._names if name not in present]:
+            raise ValueError(
+                f"the network no longer has {lost[0]}, one of {len(lost):,} tensors that were renamed or removed after "
+                "FPF was made, such as by get_peft_model; make FPF afterwards, with the model that is trained"
+            )

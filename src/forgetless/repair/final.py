@@ -102,7 +102,7 @@ def repair_fully(
         accuracy_before=best.outcome.before.accuracy,
         accuracy_after=best.outcome.after.accuracy,
         held_out=best.outcome.before.examples,
-        groups=_report_groups(network, selection, scores, best.groups),
+        groups=_report_groups(network, selection, scores, best.groups if best.outcome.losses else ()),
         names=tuple(name for group in best.groups for name in by_group[group]),
         classes=tuple(
             ClassAccuracy(label, len(hits), mean(hits), mean(correct_after[label])) for label, hits in correct.items()

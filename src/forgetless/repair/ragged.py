@@ -18,7 +18,7 @@ from forgetless.repair.labels import NO_LABEL
 
 LENGTHS = "lengths"  # one row per example, with the length of its sequence in each ragged column, by name
 TOKENS = 16384  # per pass; with a vocabulary of 50,000 the logits take 3 GB
-MASK, POSITIONS = "x.attention_mask", "x.position_ids"
+INPUTS, MASK, POSITIONS = "x.input_ids", "x.attention_mask", "x.position_ids"
 Rows = Mapping[str, Tensor]
 
 
@@ -59,6 +59,25 @@ def unpadded(rows: Rows, pad: int = 0) -> dict[str, Tensor]:
         columns = {name: _split(column, pieces, fill_value(name, pad)) for name, column in rows.items()}
         lengths = torch.tensor([[end - start] * len(names) for start, end in pieces], device=device)
     return _aligned(columns, names, lengths, pad)
+
+
+@torch.no_grad()
+def conformed(rows: Rows, held: Rows) -> dict[str, Tensor]:
+    """Return rows without padding with the mask and the positions that the columns ``held`` have, and no others.
+
+    Both follow from the lengths, so batches with and without them, packed or not, can share a buffer.
+    """
+    if LENGTHS not in rows or LENGTHS not in held or INPUTS not in rows or {*rows} == {*held}:
+        return dict(rows)
+    names, position = ragged(rows), torch.arange(rows[INPUTS].shape[1], device=rows[INPUTS].device)
+    lengths = dict(zip(names, rows[LENGTHS].unbind(1), strict=True))
+    inside = position < lengths[INPUTS][:, None]
+    columns = {name: column for name, column in rows.items() if name not in (MASK, POSITIONS, LENGTHS)}
+    for name, made in ((MASK, inside), (POSITIONS, position * inside)):
+        if name in held:
+            columns[name] = rows.get(name, made.to(held[name].dtype))
+    tokens = lengths[INPUTS]
+    return columns | {LENGTHS: torch.stack([lengths.get(name, tokens) for name in ragged(columns)], 1)}
 
 
 def widened(rows: Rows, widths: Mapping[str, int], pad: int = 0) -> dict[str, Tensor]:

@@ -25,12 +25,12 @@ from forgetless.repair.divergence import RECALLED
 from forgetless.repair.held_out import BATCH, evaluating, parts
 from forgetless.repair.labels import NO_LABEL
 from forgetless.repair.objective import Objective, logits_of
-from forgetless.repair.ragged import pass_size
+from forgetless.repair.ragged import INPUTS, pass_size
 from forgetless.repair.restoring import Restorer, all_tensors
 
 TOP = 64  # tokens per position whose probabilities are kept
 NEWEST = 2.0  # the weight of the sequences that were predicted last, those of the latest training
-TOKENS, LABELS = "x.input_ids", "y"
+LABELS = "y"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Recollection:
         if not keys or any(key not in self._known for key in keys):
             return None
         known = [self._known[key] for key in keys]
-        width, top = buffer[TOKENS].shape[1] - 1, known[0].ids.shape[1]
+        width, top = buffer[INPUTS].shape[1] - 1, known[0].ids.shape[1]
         ids = torch.zeros(len(keys), width, top, dtype=torch.int32)
         logs = torch.zeros(len(keys), width, top, dtype=torch.float16)
         for place, prediction in enumerate(known):
@@ -130,7 +130,7 @@ class Recollection:
     def _covers(self, buffer: Buffer) -> bool:
         """Return whether the buffer holds sequences of tokens with a label for each."""
         rows = {name: buffer[name] for name in buffer.columns} if len(buffer) else {}
-        return TOKENS in rows and self._objective.counts_tokens(rows) and rows[TOKENS].shape == rows[LABELS].shape
+        return INPUTS in rows and self._objective.counts_tokens(rows) and rows[INPUTS].shape == rows[LABELS].shape
 
     def _predict(self, model: nn.Module, buffer: Buffer, start: int, stop: int) -> list[Prediction]:
         """Return the predictions of some sequences; none if the output has no logits for each token."""
@@ -155,7 +155,7 @@ def _prediction(logits: Tensor, labels: Tensor) -> Prediction:
 
 def _keys(buffer: Buffer) -> list[str]:
     """Return a key for each sequence, made from its tokens and labels up to the last label."""
-    rows = zip(buffer[TOKENS].cpu().long(), buffer[LABELS].cpu().long(), strict=True)
+    rows = zip(buffer[INPUTS].cpu().long(), buffer[LABELS].cpu().long(), strict=True)
     contents = [torch.stack(row)[:, : _end(row[1])].numpy().tobytes() for row in rows]
     return [blake2b(content, digest_size=16).hexdigest() for content in contents]
 

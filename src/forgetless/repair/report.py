@@ -47,7 +47,7 @@ class Report:
         accuracy_after: That accuracy after the repair.
         held_out: The number of held-out examples.
         groups: The groups of the network.
-        names: The tensors that were repaired.
+        names: The tensors that the repair trained. If no step was kept, they are as before.
         classes: The accuracy on each class with held-out examples.
         examples: The number of examples.
         optimizer: The optimizer that the trials chose.

@@ -12,13 +12,13 @@ from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
 from forgetless.repair.labels import NO_LABEL, class_labels
 from forgetless.repair.objective import Objective, call, check_arguments
-from forgetless.repair.ragged import cut
+from forgetless.repair.ragged import INPUTS, cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
 
 UNSHIFTED = (
     "y holds the input tokens themselves, so cross-entropy would teach the network to repeat each token. If it "
-    "predicts the next token and shifts the labels in its own loss, as Hugging Face's do, give loss='model'; otherwise "
-    "shift y, or give your loss: loss=…"
+    "predicts the next token and shifts the labels in its own loss, as Hugging Face's do, give loss='model' and pass a "
+    "mapping with both, {'input_ids': x, 'labels': y}; otherwise shift y, or give your loss: loss=…"
 )
 UNSHIFTED_LOSS = (
     "loss compares the output for each token with that token, but the network predicts the next one, so a repair would "
@@ -81,7 +81,7 @@ def try_out(
 
 def check_vocabulary(network: nn.Module, rows: Mapping[str, Tensor]) -> None:
     """Raise ``ValueError`` if the network has no embedding for some tokens in ``rows``. Synchronises with the GPU."""
-    tokens, count = rows.get("x.input_ids"), vocabulary(network)
+    tokens, count = rows.get(INPUTS), vocabulary(network)
     if tokens is None or not tokens.numel() or count is None:
         return
     low, high = torch.stack(tokens.aminmax()).tolist()
@@ -94,7 +94,7 @@ def check_vocabulary(network: nn.Module, rows: Mapping[str, Tensor]) -> None:
 
 def _shifted(rows: Mapping[str, Tensor]) -> bool:
     """Return whether ``y`` holds the next token of the inputs wherever it has a label, and not the present one."""
-    y, tokens = rows.get("y"), rows.get("x.input_ids")
+    y, tokens = rows.get("y"), rows.get(INPUTS)
     if y is None or tokens is None or y.shape != tokens.shape or _unshifted(rows):
         return False
     known = class_labels(y[:, :-1]) != NO_LABEL
