@@ -5,7 +5,8 @@
 Each process writes a summary as JSON. Every process gets its part of each batch. The buffer holds all examples and a
 repair draws all of them, so that one process with the same data does the same.
 
-``alone``: one process. ``sharded``: ``fully_shard`` for each layer.
+``alone``: one process. ``sharded``: ``fully_shard`` for each layer. ``accelerate``: what Accelerate prepares for two
+processes, which is ``DistributedDataParallel``.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # two processes would import it twice
 import torch.distributed as dist
+from accelerate import Accelerator
 from forked import run_forked
 from torch.distributed.fsdp import fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,12 +45,14 @@ def main(folder: Path, way: str) -> None:
     count, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if count > 1:
         dist.init_process_group("gloo")
-    model = llama()
+    network = model = llama()
     if way == "sharded":
-        for layer in model.model.layers:
+        for layer in network.model.layers:
             fully_shard(layer)
-        fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        fully_shard(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.2)
+    if way == "accelerate":
+        model, optimizer = Accelerator(cpu=True).prepare(network, optimizer)
     fpf = forgetless.FPF(model, capacity=100, batch=100, every=15, window=2, steps=5, lr=0.3)
     for step in range(20):
         if step == 10:
@@ -59,7 +63,7 @@ def main(folder: Path, way: str) -> None:
         optimizer.step()
         fpf.observe(batch)
     done = fpf.finish()
-    whole = [weight.full_tensor() if way == "sharded" else weight for weight in model.parameters()]
+    whole = [weight.full_tensor() if way == "sharded" else weight for weight in network.parameters()]
     summary = {
         "model": type(model).__name__,
         "weights": torch.cat([weight.detach().flatten() for weight in whole]).tolist(),
@@ -75,4 +79,5 @@ def main(folder: Path, way: str) -> None:
 
 folder = Path(sys.argv[1])
 run_forked(1, main, folder, "alone")
-run_forked(2, main, folder, "sharded")
+for way in ("sharded", "accelerate"):
+    run_forked(2, main, folder, way)
