@@ -92,6 +92,16 @@ def test_bad_input_is_one_line_before_anything_is_written(checkpoints, options, 
     assert not (checkpoints / "repaired").exists()
 
 
+@pytest.mark.parametrize("name", ["after", "before"])
+def test_a_folder_with_only_an_adapter_is_refused(checkpoints, name):
+    (checkpoints / "adapter").mkdir(exist_ok=True)
+    (checkpoints / "adapter" / "adapter_config.json").write_text("{}")
+    assert call(checkpoints, f"--{name}", "adapter", "--model", None, expect=2).stderr == (
+        f"error: {name} is 'adapter', which holds only an adapter (adapter_config.json and no config.json); merge it "
+        "with model.merge_and_unload().save_pretrained(folder), and give that folder\n"
+    )
+
+
 def test_your_own_network_is_repaired_from_files(checkpoints):
     out = checkpoints / "repaired"
     done = call(checkpoints)

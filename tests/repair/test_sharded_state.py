@@ -108,3 +108,17 @@ def test_a_missing_shard_is_named_and_nothing_changes():
     with pytest.raises(ValueError, match="^the state has no entry parts; give that of ShardedState"):
         ShardedState(fpf).load_state_dict({"weights": {}})
     assert plain(fpf) == before
+
+
+def test_a_sharded_state_without_parts_is_refused():
+    fpf = trained()
+    match = r"entry parts is \(\); it must hold the state of at least one process, as ShardedState\(fpf\)\.state_dict"
+    with pytest.raises(ValueError, match=match):
+        ShardedState(fpf).load_state_dict({**ShardedState(fpf).state_dict(), "parts": ()})
+
+
+def test_an_fpf_refuses_a_sharded_state():
+    fpf = trained()
+    match = r"that of a ShardedState; load it with ShardedState\(fpf\)\.load_state_dict\(state\)$"
+    with pytest.raises(ValueError, match=match):
+        fpf.load_state_dict(ShardedState(fpf).state_dict())

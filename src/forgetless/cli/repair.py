@@ -14,6 +14,7 @@ from forgetless.experiments.storage import check_folder, write_whole
 from forgetless.reports import repaired
 
 CONFIG = "config.json"  # of a Hugging Face folder
+ADAPTER = "adapter_config.json"  # of what peft saves: an adapter without its model
 
 
 def repair(
@@ -95,13 +96,18 @@ def _is_pretrained(path: Path) -> bool:
 
 
 def _check_paths(before: Path | None, after: Path, examples: Path, out: Path, *, force: bool) -> None:
-    """Raise ``ValueError`` if an input is missing, or if the output would replace something."""
+    """Raise ``ValueError`` if an input is missing or an adapter alone, or if the output would replace something."""
     inputs = {"before": before, "after": after, "examples": examples}
     for name, path in inputs.items():
         if path is not None and not path.exists():
             raise ValueError(f"{name} is {str(path)!r}, which does not exist")
         if path is not None and path.resolve() == out.resolve():
             raise ValueError(f"out is {str(out)!r}, which is also --{name}; it must be another folder")
+        if path is not None and (path / ADAPTER).is_file() and not _is_pretrained(path):
+            raise ValueError(
+                f"{name} is {str(path)!r}, which holds only an adapter ({ADAPTER} and no {CONFIG}); merge it with "
+                "model.merge_and_unload().save_pretrained(folder), and give that folder"
+            )
     if out.is_file():
         raise ValueError(f"out is {str(out)!r}, a file; it must be a folder")
     if out.is_dir() and any(out.iterdir()) and not force:

@@ -73,6 +73,11 @@ class ShardedState:
         """Resume from ``state``; load the network separately."""
         if missing := [key for key in ("weights", "parts") if key not in state]:
             raise ValueError(f"the state has no entry {missing[0]}; give that of ShardedState(fpf).state_dict()")
+        if not state["parts"]:
+            raise ValueError(
+                f"the state's entry parts is {state['parts']}; it must hold the state of at least one process, as "
+                "ShardedState(fpf).state_dict() returns it"
+            )
         own = _part(state["parts"], self._fpf)
         for key, snapshot in _snapshots(own).items():
             weights = state["weights"].get(key, {})

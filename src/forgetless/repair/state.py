@@ -69,6 +69,11 @@ def check_state(state: Mapping[str, Any], kind: str, processes: Processes, disti
 
     ``kind`` is "schedule" or "upkeep".
     """
+    if "parts" in state:
+        raise ValueError(
+            "the state has the entry parts, so it is that of a ShardedState; load it with "
+            "ShardedState(fpf).load_state_dict(state)"
+        )
     if state.get("format") != FORMAT:
         raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
     other = next(name for name in KINDS if name != kind)
