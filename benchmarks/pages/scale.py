@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import mean
 from typing import Any
 
 from forgetless.repair.buffer import HELD_OUT
 from forgetless.repair.recollection import TOP
+from forgetless.repair.settings import LANGUAGE_BUDGET
 from pages.rows import benchmark_record
 from pages.template import markdown_table
 
-MODELS = (("8 billion", 8e9, (8, 16)), ("70 billion", 70e9, (16, 32, 64)))  # name, parameters, numbers of GPUs
+MODELS = (("8 billion", 8e9), ("70 billion", 70e9))  # name and parameters
+GPUS = (8, 16, 32, 64)
 STATE = 16  # bytes per parameter of training: weights, gradients and two averages of AdamW in float32
 COPY = 4  # bytes per parameter of one copy of the weights, or of the gradients of a repair
 MOST_COPIES = 4  # in host memory during ``finish()``: for the scores, the start, the end and the present trial
@@ -22,16 +25,21 @@ GIB = 2**30
 def values() -> dict[str, Any]:
     """Return the values of the template."""
     record = benchmark_record("large-h200.json")
+    budget = record["budget"]
     return {
         "record": record,
         "billions": record["parameters"] / 1e9,
-        "budget": record["budget"],
+        "budget": budget,
         "schedule": record["schedule"],
         "repair": record["repair"],
-        "megabytes_kept": record["budget"]["kept_bytes_per_parameter"] * record["parameters"] / 1e6,
-        "observe_ms": record["budget"]["step_with_fpf_ms"] - record["budget"]["step_ms"],
+        "megabytes_kept": budget["kept_bytes_per_parameter"] * record["parameters"] / 1e6,
+        "observe_ms": budget["step_with_fpf_ms"] - budget["step_ms"],
         "tokens": record["batch"] * record["length"],
-        "repair_steps": record["repair"]["seconds"] / (record["budget"]["step_ms"] / 1000),
+        "repair_steps": record["repair"]["seconds"] / (budget["step_ms"] / 1000),
+        "mean_percent": 100 * (mean(budget["observed_blocks_ms"]) / mean(budget["plain_blocks_ms"]) - 1),
+        "longest_block_ms": (max(budget["observed_blocks_ms"]) - budget["step_with_fpf_ms"]) * record["steps"],
+        "first_prediction": CAPACITY / LANGUAGE_BUDGET,  # predictions may take a third, and each costs a third
+        "rule_gib": STATE * record["parameters"] / GIB,
         "stored": record["repair"]["held_out"] * HELD_OUT,
         "repair_gib": (COPY + AVERAGES) * record["parameters"] / GIB,
         "capacity": CAPACITY,
@@ -44,8 +52,8 @@ def values() -> dict[str, Any]:
 def larger_models(record: dict[str, Any]) -> str:
     """Return a table of memory and times for larger models, split evenly over GPUs."""
     rows = []
-    for name, parameters, counts in MODELS:
-        for gpus in counts:
+    for name, parameters in MODELS:
+        for gpus in GPUS:
             share = parameters / gpus
             scale = share / record["parameters"]
             rows.append(
