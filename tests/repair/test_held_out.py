@@ -5,7 +5,7 @@ from loops import filled, make, normalised, shifting
 from torch import nn
 
 from forgetless import FPF, Buffer
-from forgetless.repair.held_out import Score, evaluating, fell, measure, measure_parts
+from forgetless.repair.held_out import Score, evaluating, fell, mean_overlap, measure, measure_parts
 from forgetless.repair.objective import Objective
 
 
@@ -57,6 +57,29 @@ def test_a_fall_is_one_beyond_two_deviations_of_students_t(examples):
         limit = 2 * scipy.t.std(examples - 1)
         statistic = scipy.ttest_rel(before, after).statistic
         assert fell(before.tolist(), after.tolist()) == (statistic > limit)
+
+
+def test_the_mean_overlap_is_that_of_held_out_images():
+    """The network returns its input. One pixel of the first image has no label, and the third has no label at all.
+
+    First image: class 0 is right in 1 of 1 pixels, class 1 in 2 of 2. Second image: class 0 has 1 pixel and is
+    predicted elsewhere, class 1 has 3, is predicted for 2 and right for 1.
+    """
+    predicted = torch.tensor([[0, 1, 1, 2], [1, 1, 0, 2], [0, 0, 0, 0]])
+    labels = torch.tensor([[0, 1, 1, -100], [1, 0, 1, 1], [-100] * 4])
+    x, y = torch.zeros(24, 3, 2, 2), torch.zeros(24, 2, 2, dtype=torch.long)
+    x[::8] = F.one_hot(predicted.view(3, 2, 2), 3).movedim(3, 1).float()
+    y[::8] = labels.view(3, 2, 2)
+    buffer = Buffer(24)
+    buffer.add({"x": x, "y": y})
+    model = nn.Conv2d(3, 3, 1, bias=False)
+    model.weight.data = torch.eye(3)[:, :, None, None]
+    assert mean_overlap(model, buffer, Objective()) == pytest.approx((1 + (0 + 1 / 4) / 2) / 2)
+
+
+def test_examples_without_labelled_pixels_have_no_overlap():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5))
+    assert mean_overlap(model, filled(shape=(3, 2, 2)), Objective()) is None
 
 
 def test_targets_that_are_no_classes_have_no_accuracy():

@@ -11,7 +11,7 @@ from torch import nn
 
 from forgetless import Buffer, NonFiniteError
 from forgetless.repair.finetune import Finetuning
-from forgetless.repair.held_out import Score, measure, measure_parts
+from forgetless.repair.held_out import Score
 from forgetless.repair.objective import Objective
 from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 
@@ -19,10 +19,11 @@ from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 def bench_of(model, buffer, seed=0, objective=None):
     """Return where a repair of ``model`` works."""
     generator, objective = torch.Generator().manual_seed(seed), objective or Objective()
-    return Bench(
+    return Bench.on(
+        model,
+        buffer,
+        objective,
         lambda names, descent: Finetuning(model, buffer, names, descent, objective, generator),
-        lambda: measure(model, buffer, objective),
-        lambda: measure_parts(model, buffer, objective),
     )
 
 
@@ -145,13 +146,14 @@ class Scripted:
 TRIALS = (4.0, 4.9, 4.5)  # of SGD with 0.1, Adam with 0.001 and SGD with 0.1 / 3: the first is the best
 
 
-def scripted(losses, parts=()):
+def scripted(losses, parts=(), overlaps=()):
     """Return a bench whose measurements have these losses, and the log of its finetunings."""
-    log, scores, remaining = [], iter(losses), iter(parts)
+    log, scores, remaining, shares = [], iter(losses), iter(parts), iter(overlaps)
     return Bench(
         lambda names, descent: Scripted(log, descent),
         lambda: Score(next(scores), None, 8),
         lambda: next(remaining, [0.0] * 8),
+        lambda: next(shares, None),
     ), log
 
 
@@ -189,6 +191,15 @@ def test_a_small_fall_that_the_scatter_explains_is_undone(after, parts, kept):
     tuner = Tuner(batch=8, distill=0.0)
     done = drain(tuner.repair_fully(bench, ["w"], limit=1000))
     assert done.after.loss == (after if kept else 5.0)
+    assert (len(done.losses), done.undone) == ((20, 60) if kept else (0, 80))
+    assert log[7:].count("undone") == 3 + (not kept)
+
+
+@pytest.mark.parametrize(("overlap", "kept"), [(0.39, False), (0.4, True)])
+def test_a_repair_that_lowers_the_mean_overlap_is_undone(overlap, kept):
+    bench, log = scripted([5.0, *TRIALS, 1.0, 9.0, 9.0, 9.0], overlaps=[0.4, overlap])
+    done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, ["w"], limit=1000))
+    assert done.after.loss == (1.0 if kept else 5.0)
     assert (len(done.losses), done.undone) == ((20, 60) if kept else (0, 80))
     assert log[7:].count("undone") == 3 + (not kept)
 

@@ -42,6 +42,13 @@ def test_the_verdict_names_what_changed():
     assert "so the weights are unchanged" in verdict({**SUMMARY, "steps": 0})
 
 
+def test_the_mean_overlap_is_stated_where_pixels_have_labels():
+    images = {**SUMMARY, "overlap_before": 0.25, "overlap_after": 0.5}
+    assert verdict(images).endswith("from 40 % to 92.5 %; the mean IoU went from 25 % to 50 %.")
+    assert "held-out mean IoU<b>50 %</b><span>before: 25 %</span>" in html(images)
+    assert "without lowering the mean IoU, so" in verdict({**images, "steps": 0})
+
+
 def test_the_page_lists_groups_and_classes_with_values_to_sort_by():
     page = html(SUMMARY)
     assert cells(page) == [

@@ -22,7 +22,7 @@ from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement, displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
-from forgetless.repair.held_out import BATCH, evaluating, measure, measure_parts, parts
+from forgetless.repair.held_out import BATCH, evaluating, mean_overlap, measure, parts
 from forgetless.repair.labels import has_classes
 from forgetless.repair.objective import Objective
 from forgetless.repair.recollection import Recollection
@@ -71,6 +71,7 @@ def repair_fully(
     by_group = {group: members for group, members in moving.items() if members}
     with untouched_randomness(generator):
         correct = correct_by_class(network, buffer, objective, processes)
+        overlap = mean_overlap(model, buffer, objective, processes)
         scores: dict[str, float | None] = {}
         if before is not None:
             # A language model's budget is small, so its groups are scored on the held-out sequences alone.
@@ -85,17 +86,20 @@ def repair_fully(
             lost = measure(model, buffer, objective, processes=processes).loss - recollection.loss(buffer, processes)
             tuner.measured += 1
             rate = Rate("adam", 2 * min(max(lost, 0.0), 1.0) * moved / limit)  # annealed, the mean rate is half of it
-        bench = Bench(
+        bench = Bench.on(
+            model,
+            buffer,
+            objective,
             lambda names, descent: Finetuning(
                 model, taught or buffer, names, sharing(descent, processes), objective, generator, processes=processes
             ),
-            lambda: measure(model, buffer, objective, processes=processes),
-            lambda: measure_parts(model, buffer, objective, processes),
+            processes=processes,
         )
         tune = partial(tuner.repair_fully, bench, skip_known=True, adam_below=adam_below, rate=rate)
         work = _Work(network, (limit, total), tuner, tune)
         best = work.repair(by_group, few)
         correct_after = correct_by_class(network, buffer, objective, processes)
+        overlap_after = mean_overlap(model, buffer, objective, processes)
     return Report(
         loss_before=best.outcome.before.loss,
         loss_after=best.outcome.after.loss,
@@ -115,6 +119,8 @@ def repair_fully(
         seconds=time.monotonic() - started,
         perplexity_before=best.outcome.before.perplexity,
         perplexity_after=best.outcome.after.perplexity,
+        overlap_before=overlap,
+        overlap_after=overlap_after,
     )
 
 

@@ -16,6 +16,7 @@ from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, reshard
 from forgetless.repair.buffer import Buffer
+from forgetless.repair.labels import NO_LABEL, class_axis, class_labels
 from forgetless.repair.objective import Objective
 from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer
@@ -115,6 +116,49 @@ def measure_parts(model: nn.Module, buffer: Buffer, objective: Objective, proces
             losses += [value] if count else []
     values: list[float] = torch.stack(losses).tolist()
     return [value for part in processes.gather(values) for value in part]
+
+
+@torch.no_grad()
+def mean_overlap(model: nn.Module, buffer: Buffer, objective: Objective, processes: Processes = ALONE) -> float | None:
+    """Return the mean IoU on the held-out images, in evaluation mode; None unless each pixel has a class.
+
+    The IoU of a class in an image is TP / (TP + FP + FN) over its pixels. It is averaged over the classes that the
+    image has, and then over the images. (A mean over all classes would depend on those that few images have.)
+    """
+    columns = {name: buffer[name] for name in buffer.columns}
+    y = columns.get("y")
+    if y is None or y.ndim != 3 or y.is_floating_point() or not objective.classifies(columns):
+        return None
+    model, rows = without_reducer(model), buffer.held_out()
+    device = compute_device(model)
+    means = []  # of each image; NaN: it has no label
+    with evaluating(model), objective.cast(device):
+        for start, stop, count in parts(model, len(rows["y"]), BATCH, processes):
+            part = {name: column[start:stop].to(device) for name, column in rows.items()}
+            logits = objective.output(model, objective.plain_inputs(part), part)
+            axis = class_axis(part["y"], logits)
+            labels, found = class_labels(part["y"]).flatten(1), logits.argmax(axis).flatten(1)
+            means.append(overlaps(labels, found, logits.shape[axis])[:count])
+    images = torch.cat(means).double()
+    total, number = processes.mean(torch.stack([images.nansum(), (~images.isnan()).sum()]))
+    return float(total / number)
+
+
+def overlaps(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
+    """Return the mean IoU of each row over the classes in its labels; NaN if all of them are ``NO_LABEL``.
+
+    >>> overlaps(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, 1, 1, 1]]), classes=3)  # 1/2 and 2/3
+    tensor([0.5833])
+    """
+    known = labels != NO_LABEL
+    first = torch.arange(len(labels), device=labels.device)[:, None] * classes
+
+    def count(of: Tensor, where: Tensor) -> Tensor:
+        return (first + of)[where].bincount(minlength=len(labels) * classes).view(len(labels), classes)
+
+    present, found = count(labels, known), count(predictions, known)
+    right = count(labels, known & (labels == predictions))
+    return torch.where(present > 0, right / (present + found - right), torch.nan).nanmean(1)
 
 
 def fell(before: Sequence[float], after: Sequence[float]) -> bool:

@@ -52,12 +52,15 @@ class Report:
         examples: The number of examples.
         optimizer: The optimizer that the trials chose.
         lr: The learning rate that the trials chose.
-        steps: The steps that were kept; 0 if no repair lowered the held-out loss by more than noise.
+        steps: The steps that were kept; 0 if no repair lowered the held-out loss by more than noise, or if the mean IoU
+            of images with labelled pixels fell.
         tried: All steps, including trials and those that were undone.
         seconds: The time of the repair.
         cost: The cost of all repairs so far as a share of the training's, where the training was observed.
         perplexity_before: For a language model, the perplexity on the held-out examples before the repair.
         perplexity_after: That perplexity after the repair.
+        overlap_before: For images with labelled pixels, the mean IoU on the held-out examples before the repair.
+        overlap_after: That mean IoU after the repair.
     """
 
     loss_before: float
@@ -77,6 +80,8 @@ class Report:
     cost: float | None = None
     perplexity_before: float | None = None
     perplexity_after: float | None = None
+    overlap_before: float | None = None
+    overlap_after: float | None = None
 
     @property
     def repaired(self) -> tuple[str, ...]:
@@ -98,6 +103,8 @@ class Report:
             also = f", accuracy {100 * self.accuracy_before:.1f} % → {100 * self.accuracy_after:.1f} %"
         if self.perplexity_before is not None and self.perplexity_after is not None:
             also += f", perplexity {self.perplexity_before:.4g} → {self.perplexity_after:.4g}"
+        if self.overlap_before is not None and self.overlap_after is not None:
+            also += f", mean IoU {100 * self.overlap_before:.1f} % → {100 * self.overlap_after:.1f} %"
         counts = f"{self.held_out:,} of {self.examples:,} examples held out"
         lines = [f"held-out loss {self.loss_before:.3f} → {self.loss_after:.3f}{also} ({counts})"]
         width = max(len("group"), *(len(group.name) for group in self.groups))
@@ -107,8 +114,9 @@ class Report:
             line = f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.2%}"
             lines.append(f"{line}  yes" if group.repaired else line)
         if not self.steps:
-            unchanged = "no repair lowered the held-out loss by more than noise, so the weights are unchanged"
-            lines.append(f"{unchanged}; {duration(self.seconds)}")
+            aim = "lowered the held-out loss by more than noise"
+            aim += "" if self.overlap_before is None else " without lowering the mean IoU"
+            lines.append(f"no repair {aim}, so the weights are unchanged; {duration(self.seconds)}")
         else:
             how = f"{self.optimizer} with rate {self.lr:.2g}, {self.steps} steps kept of {self.tried}"
             lines.append(f"{how}, {duration(self.seconds)}")

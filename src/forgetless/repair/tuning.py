@@ -5,8 +5,9 @@ the buffer's held-out examples by more than a fifth. After one that is kept, the
 first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
 finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
 repair ends when that happened several times in a row. If a rate is given, it is one long finetuning. All of it is
-undone if the loss fell by a small share and by no more than the scatter over the examples explains. (During training
-such trials mislead, because they look only a few steps ahead and the network still has much to learn.)
+undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if the mean IoU
+of images with labelled pixels fell. (During training such trials mislead, because they look only a few steps ahead and
+the network still has much to learn.)
 
 The search can be limited to Adam for networks that have forgotten most of the examples. SGD wins the trials there, but
 it ends lower if training has left many ReLUs dead.
@@ -21,10 +22,16 @@ from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, final
 
+from torch import nn
+
+from forgetless.compute.distributed import ALONE, Processes
+from forgetless.compute.engine import Engine
+from forgetless.repair.buffer import Buffer
 from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuning
-from forgetless.repair.held_out import Score, fell
+from forgetless.repair.held_out import Score, fell, mean_overlap, measure, measure_parts
 from forgetless.repair.non_finite import NonFiniteError
+from forgetless.repair.objective import Objective
 
 CHUNK = 20  # steps of a finetuning between two measurements
 LR = 0.05  # of repairs during training, until one is undone
@@ -65,12 +72,31 @@ class Outcome:
 class Bench(NamedTuple):
     """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples.
 
-    ``measure`` returns the score on all of them, ``measure_parts`` the loss on each.
+    ``measure`` returns the score on all of them, ``measure_parts`` the loss on each, and ``measure_overlap`` the mean
+    IoU if their pixels have labels.
     """
 
     begin: Callable[[Collection[str], Descent], Finetuning]
     measure: Callable[[], Score]
     measure_parts: Callable[[], list[float]]
+    measure_overlap: Callable[[], float | None]
+
+    @staticmethod
+    def on(
+        model: nn.Module,
+        buffer: Buffer,
+        objective: Objective,
+        begin: Callable[[Collection[str], Descent], Finetuning],
+        engine: Engine | None = None,
+        processes: Processes = ALONE,
+    ) -> Bench:
+        """Return a bench that measures ``model`` on the held-out examples of ``buffer``."""
+        return Bench(
+            begin,
+            lambda: measure(model, buffer, objective, engine, processes),
+            lambda: measure_parts(model, buffer, objective, processes),
+            lambda: mean_overlap(model, buffer, objective, processes),
+        )
 
 
 def drain(work: Generator[Any, None, T]) -> T:
@@ -143,7 +169,7 @@ class Tuner:
         self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int, chunk: int
     ) -> Generator[None, None, Outcome]:
         rate, best, first = found, before, None
-        parts = self._parts(bench)
+        parts, overlap = self._parts(bench), self._overlap(bench)
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
@@ -159,7 +185,7 @@ class Tuner:
                 rate = Rate(rate.optimizer, rate.lr / 2)
             del run  # and its copy of the weights, before the next one is made
         clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * before.loss
-        if first and not clear and not fell(parts, self._parts(bench)):
+        if first and not ((clear or fell(parts, self._parts(bench))) and self._overlap(bench) >= overlap):
             first.undo()
             return Outcome(before, before, undone + len(losses), (), found)
         return Outcome(before, best, undone, tuple(losses), found)
@@ -246,3 +272,9 @@ class Tuner:
     def _parts(self, bench: Bench) -> list[float]:
         self.measured += 1
         return bench.measure_parts()
+
+    def _overlap(self, bench: Bench) -> float:
+        """Return the mean IoU, or 0 without labelled pixels."""
+        overlap = bench.measure_overlap()
+        self.measured += overlap is not None
+        return overlap or 0.0

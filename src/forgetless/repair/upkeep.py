@@ -24,7 +24,6 @@ from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.groups import float_tensors
-from forgetless.repair.held_out import measure, measure_parts
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.recollection import Recollection
@@ -179,11 +178,7 @@ class Upkeep:
             part = sharing(descent, processes)
             return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
 
-        bench = Bench(
-            begin,
-            lambda: measure(self.model, buffer, self.objective, engine, processes),
-            lambda: measure_parts(self.model, buffer, self.objective, processes),
-        )
+        bench = Bench.on(self.model, buffer, self.objective, begin, engine, processes)
         if at_end:
             done = yield from self.tuner.repair_fully(bench, self.names(), self.limit())
         else:

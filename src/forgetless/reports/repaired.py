@@ -13,6 +13,9 @@ TERMS = {
     "group": "Parameters of one part of the network: its stem, a block, the normalisation layers, the head.",
     "score": "By how much the update raised the loss on the examples through this group, to first order: its "
     "displacement times the gradient of the loss. Negative: the update of this group helped.",
+    "mean IoU": "For images with labelled pixels. The IoU of a class in an image is the number of its pixels that are "
+    "predicted right, as a share of all pixels that have it or are predicted to have it. The mean is over the classes "
+    "of each image, and then over the images.",
     "perplexity": "The exponential of the loss of a language model: the number of equally likely tokens among which a "
     "model with this loss would have to choose.",
 }
@@ -40,36 +43,33 @@ def html(summary: Mapping[str, Any]) -> str:
 def verdict(summary: Mapping[str, Any]) -> str:
     """Return in one sentence what the repair did."""
     if not summary["steps"]:
-        return "No repair lowered the loss on the held-out examples, so the weights are unchanged."
+        aim = "lowered the loss on the held-out examples"
+        aim += "" if summary.get("overlap_before") is None else " without lowering the mean IoU"
+        return f"No repair {aim}, so the weights are unchanged."
     repaired = [group for group in summary["groups"] if group["repaired"]]
     share = _percent(sum(group["share"] for group in repaired))
     what = f"The repair of {len(repaired)} of {len(summary['groups'])} groups ({share} of the parameters)"
     loss = f"lowered the held-out loss from {summary['loss_before']:.3f} to {summary['loss_after']:.3f}"
-    if summary.get("perplexity_before") is not None:
-        before, after = (_perplexity(summary, when) for when in ("before", "after"))
-        return f"{what} {loss}; the perplexity went from {before} to {after}."
-    if summary["accuracy_before"] is None:
-        return f"{what} {loss}."
-    accuracy = f"{_percent(summary['accuracy_before'])} to {_percent(summary['accuracy_after'])}"
-    return f"{what} {loss}; the accuracy went from {accuracy}."
+    others = [f"the {name} went from {before} to {after}" for name, before, after in _scores(summary)]
+    return f"{'; '.join([f'{what} {loss}', *others])}."
 
 
 def _cards(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the headline numbers: a title, a value and a note each."""
-    cards = []
-    if summary["accuracy_before"] is not None:
-        note = f"before: {_percent(summary['accuracy_before'])}"
-        cards.append(("held-out accuracy", _percent(summary["accuracy_after"]), note))
-    if summary.get("perplexity_before") is not None:
-        note = f"before: {_perplexity(summary, 'before')}"
-        cards.append(("held-out perplexity", _perplexity(summary, "after"), note))
     rate = f"{summary['optimizer']}, rate {summary['lr']:.2g}, {summary['steps']} steps kept of {summary['tried']}"
     return [
-        *cards,
+        *((f"held-out {name}", after, f"before: {before}") for name, before, after in _scores(summary)),
         ("held-out loss", f"{summary['loss_after']:.3f}", f"before: {summary['loss_before']:.3f}"),
         ("examples", f"{summary['examples']:,}", f"{summary['held_out']:,} of them held out"),
         ("time", duration(summary["seconds"]), rate),
     ]
+
+
+def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what was measured besides the loss: its name, and its values before and after."""
+    known = (("accuracy", "accuracy", _percent), ("overlap", "mean IoU", _percent), ("perplexity", "perplexity", _four))
+    measured = [entry for entry in known if summary.get(f"{entry[0]}_before") is not None]
+    return [(name, write(summary[f"{key}_before"]), write(summary[f"{key}_after"])) for key, name, write in measured]
 
 
 def _card(card: tuple[str, str, str]) -> str:
@@ -104,8 +104,8 @@ def _table(headings: Iterable[str], lines: Iterable[Iterable[Cell]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _perplexity(summary: Mapping[str, Any], when: str) -> str:
-    return f"{summary[f'perplexity_{when}']:.4g}"
+def _four(number: float) -> str:
+    return f"{number:.4g}"
 
 
 def _percent(share: float) -> str:
