@@ -19,11 +19,12 @@ def values() -> dict[str, Any]:
         [kind, *(str(c[name]) for name in ("read", "refused", "crashed"))] for kind, c in fuzz["by_kind"].items()
     ]
     peaks = long["peak_kilobytes"]
-    no_harm = benchmark_record("no-harm.json")
+    no_harm, fresh = benchmark_record("no-harm.json"), benchmark_record("no-harm-fresh.json")
     kinds = ("combinations", "gain", "within noise", "harm")
-    harmed = [entry for entry in no_harm["runs"] if entry["verdict"] == "harm"]
+    harmed = [entry for entry in fresh["runs"] if entry["verdict"] == "harm"]
+    held_out = [entry["held_out"]["examples"] for entry in harmed]
     changes = []
-    for name, row in no_harm["summary"].items():
+    for name, row in fresh["summary"].items():
         points = (row["median_change"], min(row["worst"].values()))
         changes.append([name, *(str(row[kind]) for kind in kinds), *(f"{change:+.1f}" for change in points)])
     return {
@@ -33,11 +34,15 @@ def values() -> dict[str, Any]:
         "crashed": sum(counts["crashed"] for counts in fuzz["by_kind"].values()),
         "outcomes": markdown_table(header, outcomes),
         "no_harm": no_harm,
-        "harmless": no_harm["summary"]["all"],
-        "harmless_table": markdown_table(["trainings", "number", *kinds[1:], "median change", "worst change"], changes),
-        "rose": sum(entry["loss"]["change"] > 3 * entry["loss"]["se"] for entry in no_harm["runs"]),
+        "revised": no_harm["summary"]["all"],
+        "fresh_record": fresh,
+        "fresh": fresh["summary"]["all"],
+        "fresh_table": markdown_table(["trainings", "number", *kinds[1:], "median change", "worst change"], changes),
+        "seeds": [entry["seed"] for entry in fresh["runs"]],
+        "lower_scores": sum(entry["score"]["change"] < 0 for entry in harmed),
         "harmed": [describe(entry) for entry in harmed],
-        "lower_loss": all(entry["loss"]["change"] < 0 for entry in harmed),
+        "few_held_out": max(held_out) < 8 and [entry["score"]["change"] > 0 for entry in harmed] == [True, True, False],
+        "held_out_range": f"{min(held_out)} to {max(held_out)}",
         "cost": cost,
         "repeats": len(cost["seconds"]["with"]),
         "long": long,
