@@ -5,7 +5,7 @@
     python benchmarks/columns.py final --stream seq-cifar10 --buffer 500 --work FOLDER
     python benchmarks/columns.py keep --stream seq-cifar10 --buffer 500 --work FOLDER
 
-``--network vgg11`` measures the column of another network, which has its own grids.
+``--network vgg11`` and ``--epochs 50`` measure a column of another network or of longer tasks, which has its own grids.
 
 - ``search`` trains every point of the grids in grids.py with a tenth of the training images held out, all in one pack
   of lanes, and writes FOLDER/chosen-….json.
@@ -13,8 +13,9 @@
 - ``final`` trains the chosen point of each row with the seeds 0, 1, ….
 - ``keep`` adds the records of the final runs to results/ and copies the search to results/searches/.
 
-Finished runs in FOLDER are skipped, so every stage can be interrupted and resumed. A row ``fpf+er`` also measures
-``er``: its record holds the accuracies before the finetuning.
+Finished runs in FOLDER are skipped, and SIGTERM or Ctrl-C writes a checkpoint of each run under way, so every stage can
+be interrupted and resumed: ``timeout 500 python benchmarks/columns.py …``, again and again. A row ``fpf+er`` also
+measures ``er``: its record holds the accuracies before the finetuning.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any
 
 from committed import add, search_file
 from forgetless.experiments import record
+from forgetless.experiments.checkpoint import Stop, Stopped
 from forgetless.experiments.pack import run_lanes
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.paper.reproduce import parse_label
@@ -41,28 +43,33 @@ SHOWN_SETTINGS = ("buffer", "lr", "ft_lr", "every", "kd", "ft_pad", "policy", "t
 
 
 def column_name(arguments: argparse.Namespace) -> str:
-    """Return the stream, followed by the network if it is not the stream's default."""
-    return "-".join(filter(None, (arguments.stream, arguments.network)))
+    """Return the stream, followed by the network and the epochs if they are not the stream's defaults."""
+    epochs = f"{arguments.epochs}-epochs" if arguments.epochs else None
+    return "-".join(filter(None, (arguments.stream, arguments.network, epochs)))
 
 
 def settings_for(
     row: str, point: Point, seed: int, buffer: int, arguments: argparse.Namespace, *, validation: bool
 ) -> Settings:
     """Return the settings of one run of a row at a point of its grid."""
+    method: str | None = None  # the recommended recipe
+    given: dict[str, Any] = {}
     if row.startswith("k-fpf+"):
         method, given = row.removeprefix("k-fpf+"), {"repair": "k-fpf"}
-    else:
+    elif row != "recipe":
         method, given = parse_label("k-fpf-ce" if row.startswith("k-fpf-dense") else row, arguments.stream)
     common = {"buffer": buffer, "seed": seed, "device": arguments.device, "validation": validation}
-    common |= {"network": arguments.network} if arguments.network else {}
+    common |= {name: value for name in ("network", "epochs") if (value := getattr(arguments, name))}
     common |= {"anytime": True} if arguments.anytime and not validation else {}
     return resolve(arguments.stream, method, {**given, **point, **common})[0]
 
 
 def run(planned: list[Settings], arguments: argparse.Namespace) -> None:
-    """Train all planned runs in lanes and print the outcome of each."""
-    began = time.perf_counter()
-    for done, (settings, outcome) in enumerate(run_lanes(planned, arguments.lanes, arguments.work), start=1):
+    """Train runs in lanes and print the outcome of each; a signal writes checkpoints and raises ``Stopped``."""
+    began, stop = time.perf_counter(), Stop()
+    stop.listen()
+    outcomes = run_lanes(planned, arguments.lanes, arguments.work, stop=stop)
+    for done, (settings, outcome) in enumerate(outcomes, start=1):
         if isinstance(outcome, record.Record):
             shown = f"{outcome.accuracy:.2f}"
         else:
@@ -187,9 +194,10 @@ def keep(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=["search", "confirm", "final", "keep"])
-    streams = [name for name in GRIDS if not name.endswith(("-200", "-vgg11"))]
+    streams = [name for name in GRIDS if not name.endswith(("-200", "-vgg11", "-epochs"))]
     parser.add_argument("--stream", default="seq-cifar10", choices=streams)
     parser.add_argument("--network", help="a network other than the stream's default")
+    parser.add_argument("--epochs", type=int, help="epochs per task other than the stream's default")
     parser.add_argument("--buffer", type=int, nargs="+", default=[500])
     parser.add_argument("--rows", help="only these rows, separated by commas")
     parser.add_argument("--seeds", type=int, default=5)
@@ -199,7 +207,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="the folder of the runs")
     arguments = parser.parse_args()
     if column_name(arguments) not in GRIDS:
-        raise SystemExit(f"network is {arguments.network}; there are no grids of it for {arguments.stream}")
+        raise SystemExit(f"there are no grids for {column_name(arguments)}; there are {', '.join(GRIDS)}")
     if arguments.stage == "search":
         search(arguments)
     elif arguments.stage == "confirm":
@@ -211,4 +219,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Stopped:
+        raise SystemExit("stopped; the same command resumes") from None

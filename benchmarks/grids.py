@@ -1,7 +1,7 @@
 """The hyperparameter grids that columns.py searches, one per column and buffer size.
 
-A key is a stream, or a stream and a network; ``…-200`` is the grid for buffer 200. A row such as ``fpf+er`` has a list
-of grids, and each grid expands into the product of its values.
+A key is a stream, perhaps with a network or the epochs per task; ``…-200`` is the grid for buffer 200. A row such as
+``fpf+er`` has a list of grids, and each grid expands into the product of its values.
 """
 
 from __future__ import annotations
@@ -300,12 +300,25 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "oewc": [{"lr": [0.01, 0.03]}],
         "gdumb": [{}],
     },
+    "seq-cifar10-50-epochs": {  # a point takes ten times as long, so most settings are those of 5 epochs
+        "recipe": [{}],
+        "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
+        "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1], "kd": [0.05, 0.1]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]}],
+        "fpf+der": [LOW_RATES],
+        "fpf+derpp": [LOW_RATES],
+        "fpf+er_ace": [{"lr": [0.03, 0.1], **LOW_RATES}],
+        "fpf+cls_er": [{"plastic_decay": [0.999], "stable_decay": [0.999], **LOW_RATES}],
+        "fpf+xder_rpc": [LOW_RATES],
+        "fpf+star": [LOW_RATES],
+    },
     "seq-digits": {  # for trying the script
         "k-fpf-ce": [{"lr": [0.1], "ft_lr": [0.05, 0.1]}],
         "k-fpf-kd": [{"kd": [0.1]}],
         "fpf+er": [{"ft_lr": [0.1, 0.03]}],
         "sgd": [{}],
     },
+    "seq-digits-50-epochs": {"recipe": [{}], "fpf+er_ace": [LOW_RATES]},
 }
 
 
