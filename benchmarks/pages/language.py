@@ -17,6 +17,7 @@ from pages.template import markdown_table
 DOMAINS, UNTOUCHED = ("speeches", "German", "Python", "French"), "reference"
 OLDER, LATEST, MEAN = DOMAINS[:-1], DOMAINS[-1], "mean"
 STEPS, BATCH, LENGTH, CAPACITY = 240, 16, 256, 200
+RANK, SCHEDULE = 16, {"every": 60, "steps": 5, "batch": 8}  # of LoRA and k-FPF
 NAMES = {
     "plain": "plain training",
     "replay 1 %": "replay of 1 %",
@@ -64,6 +65,8 @@ def values() -> dict[str, Any]:
         "seeds": len(plain),
         "tokens": runs["plain"][0]["tokens"],
         "settings": {"steps": STEPS, "batch": BATCH, "length": LENGTH, "capacity": CAPACITY},
+        "rank": RANK,
+        "schedule": SCHEDULE,
         "constants": {"newest": NEWEST, "top": TOP},
     }
 
