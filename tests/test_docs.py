@@ -196,6 +196,13 @@ def test_recovery_of_a_language_model_is_the_mean_over_older_domains(language_pa
     )  # fmt: skip
 
 
+def test_tokens_that_are_only_predicted_can_count_in_full(language_page):
+    report = "(5 of 40 examples held out)\nadam with rate 0.001, 10 steps kept of 10"
+    plain = {"tokens": 256 * 1000}
+    run = {"tokens": 256 * (1000 + 10 * 8 + 5 + 15 / 3), "report": report}  # 15 sequences were only predicted
+    assert language_page.tokens_in_full(run, plain) == pytest.approx(10)
+
+
 def test_rows_of_smollm2_have_the_same_seeds(language_page):
     runs = benchmark_record("language.json")["runs"]
     for name in language_page.NAMES:

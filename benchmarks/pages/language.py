@@ -6,17 +6,20 @@ them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
 from forgetless.repair.recollection import NEWEST, TOP
+from forgetless.repair.settings import LANGUAGE_BATCH
 from pages.rows import benchmark_record
 from pages.template import markdown_table
 
 DOMAINS, UNTOUCHED = ("speeches", "German", "Python", "French"), "reference"
 OLDER, LATEST, MEAN = DOMAINS[:-1], DOMAINS[-1], "mean"
 STEPS, BATCH, LENGTH, CAPACITY = 240, 16, 256, 200
+RANK, SCHEDULE = 16, {"every": 60, "steps": 5, "batch": 8}  # of LoRA and k-FPF
 NAMES = {
     "plain": "plain training",
     "replay 1 %": "replay of 1 %",
@@ -64,6 +67,9 @@ def values() -> dict[str, Any]:
         "seeds": len(plain),
         "tokens": runs["plain"][0]["tokens"],
         "settings": {"steps": STEPS, "batch": BATCH, "length": LENGTH, "capacity": CAPACITY},
+        "tokens_in_full": mean(tokens_in_full(run, plain[run["seed"]]) for run in runs["FPF"]),
+        "rank": RANK,
+        "schedule": SCHEDULE,
         "constants": {"newest": NEWEST, "top": TOP},
     }
 
@@ -99,6 +105,14 @@ def recovery(run: Run, plain: Run) -> float:
         lost = plain["losses"][domain] - plain["learned"][domain]
         shares.append((plain["losses"][domain] - run["losses"][domain]) / lost)
     return 100 * float(mean(shares))
+
+
+def tokens_in_full(run: Run, plain: Run) -> float:
+    """Return by how many percent a repair adds to the tokens if those that are only predicted count in full."""
+    held_out, steps = (int(re.findall(pattern, run["report"])[0]) for pattern in (r"\((\d+) of", r"kept of (\d+)"))
+    trained = (steps * LANGUAGE_BATCH + held_out) * LENGTH  # the scores of the groups need gradients too
+    predicted = 3 * (run["tokens"] - plain["tokens"] - trained)
+    return 100 * float((trained + predicted) / plain["tokens"])
 
 
 def main_table(rows: Mapping[str, Mapping[str, float]]) -> str:

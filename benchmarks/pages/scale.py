@@ -8,6 +8,7 @@ from typing import Any
 from forgetless.repair.buffer import HELD_OUT
 from forgetless.repair.recollection import TOP
 from forgetless.repair.settings import LANGUAGE_BUDGET
+from forgetless.repair.upkeep import RECALL
 from pages.rows import benchmark_record
 from pages.template import markdown_table
 
@@ -39,6 +40,7 @@ def values() -> dict[str, Any]:
         "mean_percent": 100 * (mean(budget["observed_blocks_ms"]) / mean(budget["plain_blocks_ms"]) - 1),
         "longest_block_ms": (max(budget["observed_blocks_ms"]) - budget["step_with_fpf_ms"]) * record["steps"],
         "first_prediction": CAPACITY / LANGUAGE_BUDGET,  # predictions may take a third, and each costs a third
+        "prediction_percent": 100 * RECALL * LANGUAGE_BUDGET,
         "rule_gib": STATE * record["parameters"] / GIB,
         "stored": record["repair"]["held_out"] * HELD_OUT,
         "repair_gib": (COPY + AVERAGES) * record["parameters"] / GIB,

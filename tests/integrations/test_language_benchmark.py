@@ -83,3 +83,4 @@ def test_page_states_the_rows_and_settings_of_the_benchmark(language):
     assert (page.DOMAINS, page.UNTOUCHED) == (language.DOMAINS, language.UNTOUCHED)
     assert (page.STEPS, page.BATCH, page.CAPACITY) == (language.STEPS, language.BATCH, language.CAPACITY)
     assert domains.LENGTH == page.LENGTH
+    assert (language.TRAININGS["LoRA"].rank, language.TRAININGS["k-FPF"].schedule) == (page.RANK, page.SCHEDULE)

@@ -146,6 +146,17 @@ def test_folders_that_cannot_be_loaded_are_refused(config, message, tmp_path):
         Pretrained(tmp_path, "after")
 
 
+def test_a_folder_with_a_missing_or_incomplete_shard_is_refused(tmp_path):
+    folders.gpt().save_pretrained(tmp_path, max_shard_size="10KB")
+    _, shard, *_ = sorted(tmp_path.glob("model-*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:1000])  # an interrupted copy
+    with pytest.raises(ValueError, match="^after is .*, which cannot be loaded: Error while deserializing header"):
+        Pretrained(tmp_path, "after")
+    shard.unlink()
+    with pytest.raises(ValueError, match=f"^after is .*, which cannot be loaded: .*{shard.name}"):
+        Pretrained(tmp_path, "after")
+
+
 def test_examples_of_the_wrong_kind_are_refused(tmp_path, images):
     folders.save_bert(folders.bert(), tmp_path / "bert")
     saved = Pretrained(tmp_path / "bert")

@@ -178,10 +178,14 @@ def test_a_loss_that_compares_each_token_with_itself_is_refused():
     def shifted(logits, y):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), y[:, 1:].flatten())
 
-    batch = next(batches(0, 1))
-    with pytest.raises(ValueError, match="loss compares the output for each token with that token.* Leave loss out"):
-        FPF(llama(), loss=unshifted).observe(batch)
-    FPF(llama(), loss=shifted).observe(batch)
+    batch, untrained = next(batches(0, 1)), llama()
+    torch.nn.init.zeros_(untrained.lm_head.weight)  # both losses have the same value
+    for model in (llama(), untrained):
+        with pytest.raises(
+            ValueError, match="loss compares the output for each token with that token.* Leave loss out"
+        ):
+            FPF(model, loss=unshifted).observe(batch)
+        FPF(model, loss=shifted).observe(batch)
     ids = torch.tensor([sentence(0, start, 8) for start in range(4)])
     FPF(llama(), loss=unshifted).observe({"input_ids": ids[:, :-1]}, ids[:, 1:])  # the labels are shifted already
     with pytest.raises(ValueError, match="y holds the next tokens, but the network's own loss shifts the labels again"):

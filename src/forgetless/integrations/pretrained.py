@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from forgetless.config.extras import load_extra
@@ -59,7 +60,7 @@ class Pretrained:
         loader = getattr(transformers, self.kind)
         try:
             model, report = loader.from_pretrained(self.folder, local_files_only=True, output_loading_info=True)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{setting} is {str(folder)!r}, which cannot be loaded: {_first_line(error)}") from error
         if absent := sorted(report["missing_keys"]):
             raise ValueError(f"{setting} is {str(folder)!r}, whose weights lack {', '.join(absent[:3])}")
