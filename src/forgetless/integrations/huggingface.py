@@ -148,7 +148,11 @@ class FPFCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         file = (folder or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}") / self._file_name()
         advice = "pass the checkpoint's folder: FPFCallback(fpf, checkpoint=...)"
         if not file.exists():
-            raise FileNotFoundError(f"{file} is missing; if the checkpoint was written with FPFCallback, {advice}")
+            raise FileNotFoundError(
+                f"{file} is missing; if the checkpoint was written with FPFCallback, {advice}. A training that ran "
+                "without it cannot be resumed with it: train from the checkpoint's weights, without "
+                "resume_from_checkpoint"
+            )
         saved = torch.load(file, map_location="cpu", weights_only=True)
         exported = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         if saved["saved"] != exported.get("saved"):
