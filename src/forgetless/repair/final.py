@@ -58,46 +58,36 @@ def repair_fully(
     the groups with the highest scores are also repaired alone, from the same start. They are kept if that lowers the
     held-out loss as much. A repair takes about ``limit`` steps with its search, and the second one is made only if
     ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move. If the
-    accuracy on the held-out examples is below ``adam_below``, Adam repairs the network.
-
-    A language model is brought back to what it predicted earlier, its ``recollection``. Adam's rate is then such that
-    ``limit`` steps may move a weight by a share of how far the training has moved weights since ``before``, in the
-    mean. The share is the loss per token that the model has lost: 0.2 for 0.2 nats, and 1 for 1 nat or more.
+    accuracy on the held-out examples is below ``adam_below``, Adam repairs the network. A language model is brought
+    back to what it predicted earlier, its ``recollection``.
     """
     started = time.monotonic()
     network = unwrap(model)
-    names = {group: movable(network, selection.names([group])) for group in selection.choice({})}
-    moving = {group: [name for name in members if name not in still] for group, members in names.items()}
-    by_group = {group: members for group, members in moving.items() if members}
+    by_group = _moving(network, selection, still)
     with untouched_randomness(generator):
         correct = correct_by_class(network, buffer, objective, processes)
         overlap = mean_overlap(model, buffer, objective, processes)
         scores: dict[str, float | None] = {}
-        if before is not None:
-            # A language model's budget is small, so its groups are scored on the held-out sequences alone.
-            scored = buffer if recollection is None else buffer.subset(slice(None, None, HELD_OUT))
+        examples, rate = buffer, None
+        if before is not None and recollection is None:
+            scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
+        elif before is not None and recollection is not None:
+            scored = buffer.subset(slice(None, None, HELD_OUT))  # of all sequences, it would take much of the budget
             scores = displacement_scores(network, scored, objective, before, selection.grouping, processes)
-            tuner.examples += 0 if recollection is None else sum(processes.gather(len(scored)))
-        few = () if selection.fixed else tuple(group for group in highest(scores) if group in by_group)
-        moved = 0.0 if before is None or recollection is None else displacement(network, before, processes)
-        taught = recollection.teach(buffer) if recollection is not None and moved else None
-        rate = None
-        if recollection is not None and taught is not None:
-            lost = measure(model, buffer, objective, processes=processes).loss - recollection.loss(buffer, processes)
-            tuner.measured += 1
-            rate = Rate("adam", 2 * min(max(lost, 0.0), 1.0) * moved / limit)  # annealed, the mean rate is half of it
+            tuner.examples += sum(processes.gather(len(scored)))
+            examples, rate = _lesson(model, buffer, objective, recollection, before, limit, tuner, processes)
         bench = Bench.on(
             model,
             buffer,
             objective,
             lambda names, descent: Finetuning(
-                model, taught or buffer, names, sharing(descent, processes), objective, generator, processes=processes
+                model, examples, names, sharing(descent, processes), objective, generator, processes=processes
             ),
             processes=processes,
         )
         tune = partial(tuner.repair_fully, bench, skip_known=True, adam_below=adam_below, rate=rate)
         work = _Work(network, (limit, total), tuner, tune)
-        best = work.repair(by_group, few)
+        best = work.repair(by_group, () if selection.fixed else highest(scores))
         correct_after = correct_by_class(network, buffer, objective, processes)
         overlap_after = mean_overlap(model, buffer, objective, processes)
     return Report(
@@ -122,6 +112,38 @@ def repair_fully(
         overlap_before=overlap,
         overlap_after=overlap_after,
     )
+
+
+def _moving(network: nn.Module, selection: Selection, still: Collection[str]) -> dict[str, list[str]]:
+    """Return the tensors that move of each selected group that has some."""
+    movable_names = {group: movable(network, selection.names([group])) for group in selection.choice({})}
+    moving = {group: [name for name in names if name not in still] for group, names in movable_names.items()}
+    return {group: names for group, names in moving.items() if names}
+
+
+def _lesson(
+    model: nn.Module,
+    buffer: Buffer,
+    objective: Objective,
+    recollection: Recollection,
+    before: Mapping[str, Tensor],
+    limit: int,
+    tuner: Tuner,
+    processes: Processes,
+) -> tuple[Buffer, Rate | None]:
+    """Return the buffer with what a language model predicted earlier, and the rate; the buffer as it is without that.
+
+    The rate of Adam is such that ``limit`` steps may move a weight by a share of how far the training has moved weights
+    since ``before``, in the mean. The share is the loss per token that the model has lost: 0.2 for 0.2 nats, and 1 for
+    1 nat or more.
+    """
+    moved = displacement(unwrap(model), before, processes)
+    taught = recollection.teach(buffer) if moved else None
+    if taught is None:
+        return buffer, None
+    lost = measure(model, buffer, objective, processes=processes).loss - recollection.loss(buffer, processes)
+    tuner.measured += 1
+    return taught, Rate("adam", 2 * min(max(lost, 0.0), 1.0) * moved / limit)  # annealed, the mean rate is half of it
 
 
 class _Repaired(NamedTuple):
@@ -149,7 +171,8 @@ class _Work:
         self.steps = 0
 
     def repair(self, groups: Mapping[str, Collection[str]], few: tuple[str, ...]) -> _Repaired:
-        """Repair all groups, then only ``few`` from the same start, and keep the latter if it is as good."""
+        """Repair all groups, then only ``few`` of them from the same start, and keep the latter if it is as good."""
+        few = tuple(group for group in few if group in groups)
         names = [name for members in groups.values() for name in members]
         start = Restorer(self._network, names, host=True)
         try:
