@@ -33,7 +33,7 @@ from provenance import provenance
 WAYS = ("sgd", "er", "finetuning")
 MLP_WAYS = {10: ("sgd", "er", "der", "finetuning"), 128: ("sgd", "er")}  # by batch; finetuning draws its own batches
 KERNELS = {  # the module that asks whether its kernel can be used
-    "reservoir": "forgetless.repair.samplers",
+    "reservoir": "forgetless.memory.samplers",
     "norm": "forgetless.networks.norm",
 }
 CPU = ("backpropagate", "onednn switch", "all")

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, __
 
 from domains import package
 from forgetless import FPF
-from forgetless.repair.buffer import HELD_OUT
+from forgetless.memory.buffer import HELD_OUT
 from forgetless.repair.report import Report
 from forgetless.repair.settings import LANGUAGE_BATCH
 from forgetless.repair.tuning import CHUNK

@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import forgetless
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
 from forgetless.repair.report import Report
 from provenance import provenance, publish
 

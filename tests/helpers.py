@@ -25,10 +25,10 @@ from forgetless.cli import app as cli
 from forgetless.compute.engine import Engine
 from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
+from forgetless.memory.buffer import Buffer
 from forgetless.methods.learner import Learner
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
-from forgetless.repair.buffer import Buffer
 
 LIMIT = 800  # seconds until something counts as hanging; a machine that is shared may be many times slower than alone
 

@@ -50,10 +50,10 @@ def test_every_folder_is_a_layer():
 
 
 def test_the_concept_table_names_existing_files():
-    table = ARCHITECTURE.read_text().partition("## Thirty concepts")[2].partition("##")[0]
-    rows = [line for line in table.splitlines() if line.startswith("| ")][2:]
-    assert len(rows) == 30
-    for file in re.findall(r"`([\w/]+\.py)`", table):
+    table = ARCHITECTURE.read_text().partition("## Concepts")[2].partition("##")[0]
+    files = re.findall(r"`([\w/]+\.py)`", table)
+    assert len(files) >= 30
+    for file in files:
         assert (SOURCE / file).is_file(), file
 
 

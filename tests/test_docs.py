@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from forgetless.experiments import record
-from forgetless.repair.settings import Finetune, Memory, Tracking
+from forgetless.memory.settings import Memory
+from forgetless.repair.settings import Finetune, Tracking
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

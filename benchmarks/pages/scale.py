@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from forgetless.repair.buffer import HELD_OUT
+from forgetless.memory.buffer import HELD_OUT
 from forgetless.repair.recollection import TOP
 from forgetless.repair.settings import LANGUAGE_BUDGET
 from forgetless.repair.upkeep import RECALL

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from forgetless.config.catalogue import METHODS, NETWORKS, STREAMS
     from forgetless.data.stream import Stream
     from forgetless.fpf import FPF
+    from forgetless.memory.buffer import Buffer
     from forgetless.methods import Method
-    from forgetless.repair.buffer import Buffer
     from forgetless.repair.finetune import Finetuned, finetune
     from forgetless.repair.finished import repair
     from forgetless.repair.freezing import only
@@ -37,7 +37,7 @@ __all__ = [
 # Where the names are; imported when they are first used, so that the command line starts without torch.
 _HOMES = {
     "config.catalogue": ("METHODS", "NETWORKS", "STREAMS"), "data.stream": ("Stream",), "fpf": ("FPF",),
-    "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "repair.buffer": ("Buffer",),
+    "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "memory.buffer": ("Buffer",),
     "repair.finetune": ("Finetuned", "finetune"), "repair.freezing": ("only",), "repair.groups": ("groups",),
     "repair.non_finite": ("NonFiniteError",), "repair.profile": ("Profile",),
     "repair.sensitivity": ("select", "sensitivity"), "repair.settings": ("Finetune",),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from forgetless.repair.slots import reservoir_slots
+from forgetless.memory.slots import reservoir_slots
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel runs on a GPU only")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 
 X, Y = torch.arange(24.0).view(12, 2), torch.arange(12) % 3

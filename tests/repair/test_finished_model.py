@@ -10,7 +10,7 @@ from torch import nn
 
 import forgetless
 from finished import accuracy, blobs, forgetful
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
 from forgetless.repair.displacement import displacement_scores, highest
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.objective import Objective
@@ -34,7 +34,7 @@ def before(trained):
 
 def test_the_package_is_also_a_function(model):
     assert forgetless.repair.__name__ == "forgetless.repair"
-    assert forgetless.repair.buffer.Buffer is Buffer
+    assert forgetless.memory.buffer.Buffer is Buffer
     assert forgetless.repair(model, blobs(100, seed=5), steps=20).examples == 100
 
 

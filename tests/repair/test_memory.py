@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless import FPF
+from forgetless.memory.buffer import Buffer
 from forgetless.repair import restoring
-from forgetless.repair.buffer import Buffer
 from forgetless.repair.displacement import displacement_scores
 from forgetless.repair.groups import groups
 from forgetless.repair.objective import Objective

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless import Buffer
-from forgetless.repair.batch import pack, unpack
-from forgetless.repair.labels import check_labels, class_axis, labelled, with_labels
+from forgetless.memory.batch import pack, unpack
+from forgetless.memory.labels import check_labels, class_axis, labelled, with_labels
 from forgetless.repair.objective import Objective
 
 

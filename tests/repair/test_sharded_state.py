@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from forgetless import FPF, ShardedState
-from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.sharded_state import dealt
 
 

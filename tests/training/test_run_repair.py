@@ -11,10 +11,10 @@ from forgetless.compute import flops
 from forgetless.config import catalogue
 from forgetless.data import benchmarks as streams
 from forgetless.data.builders import from_tensors
+from forgetless.memory.buffer import Buffer
 from forgetless.methods.gdumb import GDumb
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
-from forgetless.repair.buffer import Buffer
 from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Repaired, Stepped
 from forgetless.training.loop import train

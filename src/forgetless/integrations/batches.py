@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from forgetless.repair.batch import Inputs, Targets, pack, unpack
-from forgetless.repair.ragged import concatenated, ragged
+from forgetless.memory.batch import Inputs, Targets, pack, unpack
+from forgetless.memory.ragged import concatenated, ragged
 
 Observation = tuple[Inputs, Targets, Tensor | None]  # a batch as ``FPF.observe`` takes it: x, y, logits
 

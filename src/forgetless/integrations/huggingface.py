@@ -37,7 +37,7 @@ from transformers.trainer_callback import ExportableState
 from forgetless.compute.modules import unwrap
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
-from forgetless.repair.batch import VARLEN
+from forgetless.memory.batch import VARLEN
 from forgetless.repair.objective import call
 
 HOOKS: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()  # those that collect batches

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from forgetless.fpf import FPF
 from forgetless.integrations.batches import Observation, joined
-from forgetless.repair.batch import Inputs, Targets
+from forgetless.memory.batch import Inputs, Targets
 
 TUNER_FILES = (".lr_find_", ".scale_batch_size_")  # checkpoints from which Lightning's Tuner undoes its own steps
 

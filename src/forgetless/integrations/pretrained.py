@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from forgetless.config.extras import load_extra
 from forgetless.data.readers.examples import TENSOR_FILES, TEXT_FILES, image_files, read_lines, read_tensors, read_texts
 from forgetless.data.readers.files import DataError
-from forgetless.repair.batch import LABELS
-from forgetless.repair.labels import NO_LABEL
+from forgetless.memory.batch import LABELS
+from forgetless.memory.labels import NO_LABEL
 from forgetless.repair.objective import Loss
 from forgetless.repair.weights import read_weights
 

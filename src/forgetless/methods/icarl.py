@@ -22,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.data.stream import Split, Task
+from forgetless.memory.slots import herd
 from forgetless.methods.learner import Batch, Learner, evaluating
 from forgetless.methods.method import Method
-from forgetless.repair.slots import herd
 
 
 @final

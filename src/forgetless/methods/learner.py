@@ -16,9 +16,9 @@ from forgetless.compute.flops import count, forward_flops
 from forgetless.compute.modules import has_batch_norm
 from forgetless.data.augment import Preparation
 from forgetless.data.stream import Stream
+from forgetless.memory.buffer import Buffer
 from forgetless.methods.loader import batch_sizes
 from forgetless.networks.mlp import backpropagates
-from forgetless.repair.buffer import Buffer
 
 T = TypeVar("T")
 

@@ -7,10 +7,10 @@ from warnings import warn
 from torch import Tensor, nn
 
 from forgetless.compute.modules import unwrap
-from forgetless.repair.batch import Inputs, Targets, pack
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.batch import Inputs, Targets, pack
+from forgetless.memory.buffer import Buffer
+from forgetless.memory.labels import check_labels
 from forgetless.repair.groups import float_tensors
-from forgetless.repair.labels import check_labels
 from forgetless.repair.objective import Objective
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import check_vocabulary, try_out

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.shards import compute_device, is_sharded, reshard, shard, shard_count
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
+from forgetless.memory.ragged import pass_size
 from forgetless.repair.gradients import Gradients
 from forgetless.repair.held_out import evaluating, parts
 from forgetless.repair.objective import Objective
-from forgetless.repair.ragged import pass_size
 
 PART = 32  # examples per backward pass
 COVER = 0.9  # the highest scores are those that make up this share of the positive ones

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from forgetless.repair.labels import NO_LABEL
+from forgetless.memory.labels import NO_LABEL
 
 RECALLED = "recalled"
 SMALL = 1e-6  # the least probability of all unlikely tokens together

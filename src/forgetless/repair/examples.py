@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetless.repair.batch import LABELS, pack
-from forgetless.repair.buffer import Buffer
-from forgetless.repair.labels import NO_LABEL, class_labels, has_classes, labelled
+from forgetless.memory.batch import LABELS, pack
+from forgetless.memory.buffer import Buffer
+from forgetless.memory.labels import NO_LABEL, class_labels, has_classes, labelled
+from forgetless.memory.ragged import concatenated, unpadded
 from forgetless.repair.objective import Objective
-from forgetless.repair.ragged import concatenated, unpadded
 
 PLAIN = Objective()
 EXPECTED = "(x, y), a mapping of columns, a data set of (input, label), or batches of (x, y)"

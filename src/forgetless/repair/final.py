@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.modules import unwrap
 from forgetless.compute.shards import compute_device
-from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.memory.buffer import HELD_OUT, Buffer
+from forgetless.memory.labels import has_classes
 from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement, displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.freezing import movable
 from forgetless.repair.held_out import BATCH, evaluating, mean_overlap, measure, parts
-from forgetless.repair.labels import has_classes
 from forgetless.repair.objective import Objective
 from forgetless.repair.recollection import Recollection
 from forgetless.repair.report import ClassAccuracy, RepairedGroup, Report

@@ -23,16 +23,16 @@ from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine, wake_autograd
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, shard
+from forgetless.memory.batch import role
+from forgetless.memory.buffer import HELD_OUT, Buffer
+from forgetless.memory.labels import class_labels, with_labels
+from forgetless.memory.ragged import pass_size
 from forgetless.networks.mlp import backpropagates
-from forgetless.repair.batch import role
-from forgetless.repair.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import Descent, Optimizer, Schedule
 from forgetless.repair.freezing import finetuning_modes, unfrozen
 from forgetless.repair.gradients import NO_GRADIENT, Gradients, clipped, dense
-from forgetless.repair.labels import class_labels, with_labels
 from forgetless.repair.non_finite import explain, first_infinite
 from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
-from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer, all_tensors, untouched_randomness
 from forgetless.repair.settings import LR, STEPS, Finetune
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.shards import is_sharded
-from forgetless.repair.batch import role
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.batch import role
+from forgetless.memory.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
 from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels

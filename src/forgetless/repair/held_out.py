@@ -15,10 +15,10 @@ from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import uncompiled, unwrap, without_reducer
 from forgetless.compute.shards import compute_device, is_sharded, reshard
-from forgetless.repair.buffer import Buffer
-from forgetless.repair.labels import NO_LABEL, class_axis, class_labels
+from forgetless.memory.buffer import Buffer
+from forgetless.memory.labels import NO_LABEL, class_axis, class_labels
+from forgetless.memory.ragged import pass_size
 from forgetless.repair.objective import Objective
-from forgetless.repair.ragged import pass_size
 from forgetless.repair.restoring import Restorer
 
 BATCH = 256  # examples per forward pass

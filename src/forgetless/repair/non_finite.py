@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
 
 
 class NonFiniteError(FloatingPointError, RuntimeError):

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forgetless.compute.modules import generates, unwrap
-from forgetless.repair.batch import unpack
+from forgetless.memory.batch import unpack
+from forgetless.memory.labels import NO_LABEL, check_labels, check_values, class_axis, class_labels
 from forgetless.repair.divergence import divergence, label_weights, recalls
-from forgetless.repair.labels import NO_LABEL, check_labels, check_values, class_axis, class_labels
 
 Loss = Callable[[Any, Any], Tensor] | Literal["model"]
 Forward = Callable[..., Any]

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.modules import unwrap, without_reducer
 from forgetless.compute.shards import compute_device
-from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.memory.buffer import HELD_OUT, Buffer
+from forgetless.memory.labels import NO_LABEL
+from forgetless.memory.ragged import INPUTS, pass_size
 from forgetless.repair.divergence import RECALLED
 from forgetless.repair.held_out import BATCH, evaluating, parts
-from forgetless.repair.labels import NO_LABEL
 from forgetless.repair.objective import Objective, logits_of
-from forgetless.repair.ragged import INPUTS, pass_size
 from forgetless.repair.restoring import Restorer, all_tensors
 
 TOP = 64  # tokens per position whose probabilities are kept

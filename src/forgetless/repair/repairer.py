@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
 from forgetless.repair.descent import Descent, sharing
 from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting

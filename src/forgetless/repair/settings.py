@@ -1,30 +1,16 @@
-"""The settings of a repair: the buffer, the tracking, and the finetuning of FPF and k-FPF. Imports no torch."""
+"""The settings of a repair: the tracking, and the finetuning of FPF and k-FPF. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from forgetless.config.catalogue import POLICIES
-from forgetless.config.fields import SEED, Checked, setting
+from forgetless.config.fields import Checked, setting
 
 STEPS, LR = 300, 0.1  # of FPF
 THRESHOLDS = {"FPF": 1.0, "k-FPF": 0.3}  # of S_g, in the paper
 BUDGET = 0.8  # with searches and measurements, repairs then cost about as much as replay at every step
 LANGUAGE_BUDGET, LANGUAGE_BATCH = 0.05, 8  # for causal language models, which memorise the buffer if repaired for long
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory(Checked):
-    """What a buffer holds."""
-
-    capacity: int = setting(500, "Examples the buffer holds.", least=1)
-    policy: str = setting(
-        "reservoir",
-        "How the buffer samples: reservoir (uniform), balanced (equal per class) or distinct (no repeats).",
-        choices=POLICIES,
-    )
-    seed: int = setting(0, "Seed of the buffer and of the draws from it.", **SEED)
 
 
 @dataclass(frozen=True, kw_only=True)

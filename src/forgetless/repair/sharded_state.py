@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_map
 from forgetless.compute.distributed import Processes
 from forgetless.compute.modules import unwrap
 from forgetless.compute.shards import reshard, shard, with_shard
-from forgetless.repair.buffer import HELD_OUT
-from forgetless.repair.ragged import concatenated
+from forgetless.memory.buffer import HELD_OUT
+from forgetless.memory.ragged import concatenated
 
 State = dict[str, Any]
 

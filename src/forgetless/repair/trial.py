@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import uncompiled, unwrap, vocabulary, without_reducer
 from forgetless.compute.shards import compute_device
-from forgetless.repair.batch import role, unpack
+from forgetless.memory.batch import role, unpack
+from forgetless.memory.labels import NO_LABEL, class_labels
+from forgetless.memory.ragged import INPUTS, cut
 from forgetless.repair.freezing import finetuning_modes
 from forgetless.repair.gradients import NO_GRADIENT
-from forgetless.repair.labels import NO_LABEL, class_labels
 from forgetless.repair.objective import Objective, call, check_arguments
-from forgetless.repair.ragged import INPUTS, cut
 from forgetless.repair.restoring import Restorer, untouched_randomness
 
 UNSHIFTED = (

@@ -26,7 +26,7 @@ from torch import nn
 
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
-from forgetless.repair.buffer import Buffer
+from forgetless.memory.buffer import Buffer
 from forgetless.repair.descent import Descent
 from forgetless.repair.finetune import Finetuning
 from forgetless.repair.held_out import Score, fell, mean_overlap, measure, measure_parts

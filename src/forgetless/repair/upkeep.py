@@ -18,7 +18,7 @@ from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import has_batch_norm, unwrap
 from forgetless.compute.shards import shard
-from forgetless.repair.buffer import HELD_OUT, Buffer
+from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.descent import sharing
 from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuning

@@ -23,12 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forgetless.compute.engine import Engine
 from forgetless.config import catalogue
 from forgetless.data.stream import Split, Stream, Task
+from forgetless.memory.buffer import Buffer
 from forgetless.methods import Method
 from forgetless.methods.learner import Batch, Learner
 from forgetless.methods.method import check_declaration, take_step
 from forgetless.networks import mlp
 from forgetless.networks.seed import with_seed
-from forgetless.repair.buffer import Buffer
 from forgetless.repair.settings import Finetune
 from forgetless.training.evaluation import evaluate
 from forgetless.training.events import Ended

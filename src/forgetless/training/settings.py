@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from forgetless.config.catalogue import POLICIES, PRECISIONS
 from forgetless.config.fields import SEED, Checked, setting
-from forgetless.repair.settings import Finetune, Memory
+from forgetless.memory.settings import Memory
+from forgetless.repair.settings import Finetune
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,11 @@ from forgetless.compute.engine import Engine
 from forgetless.compute.modules import compiled, joined, unwrap
 from forgetless.config.fields import settings_of
 from forgetless.data.stream import Stream
+from forgetless.memory.buffer import Buffer
 from forgetless.methods import Method
 from forgetless.methods.learner import Learner
 from forgetless.methods.loader import Loader
 from forgetless.networks.mlp import MLP
-from forgetless.repair.buffer import Buffer
 from forgetless.repair.shifts import boundaries
 from forgetless.training.checks import tensors_to_freeze
 from forgetless.training.evaluation import Accuracies

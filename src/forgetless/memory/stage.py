@@ -6,8 +6,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.repair.batch import size_of
-from forgetless.repair.columns import Columns
+from forgetless.memory.batch import size_of
+from forgetless.memory.columns import Columns
 
 ROWS = 1024
 BYTES = 2**24  # waiting saves little where batches are large

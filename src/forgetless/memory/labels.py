@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from forgetless.repair.batch import role
+from forgetless.memory.batch import role
 
 if TYPE_CHECKING:
-    from forgetless.repair.buffer import Buffer
+    from forgetless.memory.buffer import Buffer
 
 NO_LABEL = -100  # the label that cross-entropy ignores
 OTHER_LOSS = ". If you train with another loss than cross-entropy, give it: loss=…"

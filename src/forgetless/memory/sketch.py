@@ -14,12 +14,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.repair.batch import role
-from forgetless.repair.hashing import GOLDEN, LOW_BITS, content_keys, host_content_keys, word_weights, words
-from forgetless.repair.labels import has_classes, labelled
-from forgetless.repair.ragged import LENGTHS, content
-from forgetless.repair.samplers import Placed, Sampler, as_tensors
-from forgetless.repair.slots import EMPTY, distinct_slots
+from forgetless.memory.batch import role
+from forgetless.memory.hashing import GOLDEN, LOW_BITS, content_keys, host_content_keys, word_weights, words
+from forgetless.memory.labels import has_classes, labelled
+from forgetless.memory.ragged import LENGTHS, content
+from forgetless.memory.samplers import Placed, Sampler, as_tensors
+from forgetless.memory.slots import EMPTY, distinct_slots
 
 
 def strata_of(y: Tensor, part: int | Tensor) -> Tensor:

@@ -11,13 +11,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from forgetless.repair.batch import size_of
-from forgetless.repair.columns import Columns
-from forgetless.repair.ragged import conformed, cut, unpadded
-from forgetless.repair.samplers import Balanced, Reservoir, Sampler
-from forgetless.repair.settings import Memory
-from forgetless.repair.sketch import Sketch
-from forgetless.repair.stage import Stage
+from forgetless.memory.batch import size_of
+from forgetless.memory.columns import Columns
+from forgetless.memory.ragged import conformed, cut, unpadded
+from forgetless.memory.samplers import Balanced, Reservoir, Sampler
+from forgetless.memory.settings import Memory
+from forgetless.memory.sketch import Sketch
+from forgetless.memory.stage import Stage
 
 HELD_OUT = 8  # every eighth slot is held out from repairs
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from forgetless.compute import kernels
-from forgetless.repair.slots import balanced_slots, host_reservoir_slots, reservoir_slots
+from forgetless.memory.slots import balanced_slots, host_reservoir_slots, reservoir_slots
 
 _DRAW = 2**62  # random integers are uniform below this; the bias of `% n` is under n / 2**62
 Placed = tuple[Tensor, Tensor | None] | None  # slots, and the rows of the batch for them; None: all rows, or no slots

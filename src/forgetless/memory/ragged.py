@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from forgetless.repair.batch import role
-from forgetless.repair.labels import NO_LABEL
+from forgetless.memory.batch import role
+from forgetless.memory.labels import NO_LABEL
 
 LENGTHS = "lengths"  # one row per example, with the length of its sequence in each ragged column, by name
 TOKENS = 16384  # per pass; with a vocabulary of 50,000 the logits take 3 GB

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgetless.repair.buffer import Buffer
-from forgetless.repair.hashing import content_keys, host_content_keys, word_weights, words
-from forgetless.repair.labels import labelled
-from forgetless.repair.sketch import Sketch
+from forgetless.memory.buffer import Buffer
+from forgetless.memory.hashing import content_keys, host_content_keys, word_weights, words
+from forgetless.memory.labels import labelled
+from forgetless.memory.sketch import Sketch
 from forgetless.training.contract import detect_syncs
 
 MASK = 2**64 - 1
@@ -105,7 +105,7 @@ def test_one_at_a_time_equals_all_at_once(capacity, periods, gpu):
 
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 2), (4, 4), (5, 1, 2), (3, 0, 5)])
 def test_batches_that_wait_together_enter_in_order(sizes, monkeypatch):
-    monkeypatch.setattr("forgetless.repair.stage.ROWS", 4)
+    monkeypatch.setattr("forgetless.memory.stage.ROWS", 4)
     stream = [(float(n), n % 2, 0) for n in range(8)]
     buffer = Buffer(6, policy="distinct")
     rows = iter(stream)

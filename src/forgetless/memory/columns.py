@@ -6,7 +6,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from forgetless.repair.ragged import LENGTHS, fill_value, ragged, widened
+from forgetless.memory.ragged import LENGTHS, fill_value, ragged, widened
 
 
 @final

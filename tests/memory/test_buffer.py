@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forgetless.repair.buffer import Buffer
-from forgetless.repair.slots import balanced_slots, herd, reservoir_slots
+from forgetless.memory.buffer import Buffer
+from forgetless.memory.slots import balanced_slots, herd, reservoir_slots
 from forgetless.training.contract import detect_syncs
 
 

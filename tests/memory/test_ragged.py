@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from forgetless import Buffer
-from forgetless.repair.ragged import concatenated, cut, pass_size, ragged, unpadded
+from forgetless.memory.ragged import concatenated, cut, pass_size, ragged, unpadded
 
 
 def rows(ids, mask=None, labels=None):
