@@ -39,9 +39,13 @@ class Columns:
         for name, rows in self.rows.items():
             self._layout[name] = (None if name in self._ragged else tuple(rows.shape[1:]), rows.dtype)
 
-    def too_narrow_for(self, batch: Mapping[str, Tensor]) -> bool:
-        """Return whether ``batch`` has longer sequences than all before, so that ``fit`` makes the columns wider."""
-        return any(batch[name].shape[1] > self.rows[name].shape[1] for name in self._ragged)
+    def padded(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return ``batch`` as wide as the columns; None if it has longer sequences than all before."""
+        if not self._ragged:
+            return batch
+        widths = {name: self.rows[name].shape[1] for name in self._ragged}
+        too_wide = any(batch[name].shape[1] > width for name, width in widths.items())
+        return None if too_wide else widened(batch, widths, self._pad)
 
     def fit(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return ``batch`` as wide as the columns, which grow if it has longer sequences."""
