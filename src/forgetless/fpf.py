@@ -17,7 +17,7 @@ from forgetless.compute.engine import find_device
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.compute.shards import check_processes, compute_device
-from forgetless.repair.batch import Inputs, Targets, size_of, split_labels
+from forgetless.repair.batch import Inputs, Targets, size_of
 from forgetless.repair.buffer import Buffer
 from forgetless.repair.checks import Checks
 from forgetless.repair.finetune import Finetuned
@@ -201,7 +201,7 @@ class FPF:
             What the finetuning did, if there was one.
         """
         self.settle()
-        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
+        rows = self._checks.rows(x, y, logits, self.buffer)
         self._checks.check_network()
         try:
             if not self._repairer.advance(size_of(rows)):
@@ -215,7 +215,7 @@ class FPF:
     def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle(start=False)
-        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
+        rows = self._checks.rows(x, y, logits, self.buffer)
         self._checks.check_tokens(rows)
         self.buffer.offer(rows, remembered=True)
         self._repairer.recall(self.buffer, now=True)
