@@ -17,7 +17,7 @@ from forgetless.compute.engine import find_device
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.precision import has_bf16
 from forgetless.compute.shards import check_processes, compute_device
-from forgetless.memory.batch import Inputs, Targets, size_of, split_labels
+from forgetless.memory.batch import Inputs, Targets, size_of
 from forgetless.memory.buffer import Buffer
 from forgetless.memory.labels import has_labels, with_labels
 from forgetless.memory.settings import Memory
@@ -202,7 +202,7 @@ class FPF:
             What the finetuning did, if there was one.
         """
         self.settle()
-        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
+        rows = self._checks.rows(x, y, logits, self.buffer)
         self._checks.check_network()
         try:
             if not self._repairer.advance(size_of(rows)):
@@ -216,7 +216,7 @@ class FPF:
     def remember(self, x: Inputs, y: Targets | None = None, logits: Tensor | None = None) -> None:
         """Offer examples to the buffer outside of training. With "distinct" they have shares of their own."""
         self.settle(start=False)
-        rows = self._checks.rows(*split_labels(x, y), logits, self.buffer)
+        rows = self._checks.rows(x, y, logits, self.buffer)
         self._checks.check_tokens(rows)
         self.buffer.offer(rows, remembered=True)
         self._repairer.recall(self.buffer, now=True)

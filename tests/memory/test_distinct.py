@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from forgetless.memory.buffer import Buffer
 from forgetless.memory.hashing import content_keys, host_content_keys, word_weights, words
 from forgetless.memory.labels import labelled
-from forgetless.memory.sketch import Sketch
+from forgetless.memory.sketch import HostSlots, Sketch
+from forgetless.memory.slots import EMPTY, distinct_slots
 from forgetless.training.contract import detect_syncs
 
 MASK = 2**64 - 1
@@ -101,6 +102,28 @@ def test_one_at_a_time_equals_all_at_once(capacity, periods, gpu):
     assert sorted(one["x"].tolist()) == sorted(whole["x"].tolist())
     if not gpu:  # examples are even in the same slots
         assert one["x"].tolist() == whole["x"].tolist()
+
+
+batches_of_keys = st.lists(st.lists(st.integers(0, 150) | st.just(EMPTY), min_size=1, max_size=40), max_size=5)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 5), batches_of_keys, st.sets(st.integers(0, 150), max_size=30))
+def test_a_batch_takes_the_slots_of_its_examples_one_by_one(capacity, classes, batches, older):
+    whole, single = (HostSlots(capacity, older=older) for _ in range(2))
+    in_whole, in_single = {}, {}  # {slot: key}
+    in_tensors, strata = torch.full((capacity + 1,), EMPTY), torch.zeros(capacity + 1, dtype=torch.int64)
+    for batch in batches:
+        keys = numpy.array(batch)
+        in_whole |= {slot: batch[row] for slot, row in whole.take(keys, keys % classes).items()}
+        for key in keys.reshape(-1, 1):
+            in_single |= {slot: key.item() for slot in single.take(key, key % classes)}
+        assert in_whole == in_single
+        new = torch.tensor([EMPTY if key in older else key for key in batch])
+        slots = distinct_slots(in_tensors[:-1], strata[:-1], new, new % classes)
+        in_tensors.index_copy_(0, slots, new)
+        strata.index_copy_(0, slots, new % classes)
+        assert sorted(in_whole.values()) == [key for key in sorted(in_tensors[:-1].tolist()) if key != EMPTY]
 
 
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 2), (4, 4), (5, 1, 2), (3, 0, 5)])
@@ -225,7 +248,17 @@ def test_keys_are_equal_only_for_equal_examples(dtype, shape, device):
     assert 0 <= keys.min() <= keys.max() < 2**62
     on_cpu = content_keys({"x": content.cpu()}, {"x": word_weights("x", content.cpu())}, 3)
     assert torch.equal(keys.cpu(), on_cpu)
-    assert host_content_keys({"x": content.cpu()}, {"x": word_weights("x", content.cpu())}, 3) == on_cpu.tolist()
+    assert torch.equal(host_content_keys({"x": content.cpu()}, {"x": word_weights("x", content.cpu())}, 3), on_cpu)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_batches_that_wait_keep_their_values(dtype, device):
+    x = (torch.arange(12, device=device).reshape(3, 4) % 7).to(dtype).T  # not contiguous
+    x = x.conj().requires_grad_() if dtype == torch.complex64 else x
+    buffer = Buffer(8, policy="distinct")
+    for rows in (slice(3), slice(3, 4)):
+        buffer.add({"x": x[rows], "y": torch.arange(4, device=device)[rows]})
+    assert torch.equal(buffer["x"][buffer["y"].argsort()], x)
 
 
 def test_keys_do_not_depend_on_the_layout_in_memory():
@@ -281,6 +314,13 @@ def test_a_batch_may_change_after_it_was_added():
     assert buffer["x"].tolist() == [[1.0] * 3] * 2
 
 
+@pytest.fixture
+def without_arrays(monkeypatch):
+    """Let batches wait as on a GPU, where NumPy cannot write."""
+    monkeypatch.setattr("forgetless.memory.stage._array", lambda rows: rows)
+
+
+@pytest.mark.usefixtures("without_arrays")
 def test_the_way_of_a_gpu_does_not_synchronise_when_full():
     buffer = on_device(5, {"x": torch.rand(1, 2), "y": torch.zeros(1, dtype=torch.int64)})
     buffer.add({"x": torch.rand(6, 2), "y": torch.zeros(6, dtype=torch.int64)})
@@ -295,6 +335,7 @@ def test_the_way_of_a_gpu_does_not_synchronise_when_full():
         assert not syncs
 
 
+@pytest.mark.usefixtures("without_arrays")
 def test_the_length_is_read_once_after_each_change():
     buffer = on_device(50, EXAMPLE)
     with detect_syncs() as syncs:

@@ -190,7 +190,7 @@ def test_the_rows_of_a_state_wait_again():
     state = buffer.state_dict()
     state["staged"] = [unpadded(rows([[1, 2]])), unpadded(rows([[1, 2, 3, 4]]))]  # as on a GPU
     loaded.load_state_dict(state)
-    assert loaded._stage is None  # the second is longer than all before, so both are written
+    assert not loaded._stage.rows()  # the second is longer than all before, so both are written
     assert sorted(loaded["x.input_ids"].tolist()) == [[1, 2, 0, 0], [1, 2, 3, 4], [5, 6, 7, 0]]
     state["staged"] = state["staged"][:1]
     loaded.load_state_dict(state)

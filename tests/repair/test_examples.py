@@ -8,7 +8,7 @@ import pytest
     "module",
     [
         "fpf",
-        "repair.buffer",
+        "memory.buffer",
         "repair.finetune",
         "repair.freezing",
         "repair.groups",

@@ -29,6 +29,15 @@ def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
     assert upkeep.limit() == 500 - 15 * 20
 
 
+def test_a_loaded_state_decides_when_the_next_repair_is_due():
+    late, early = (Upkeep(networks.mlp(4), Finetune.within(1.0, batch=32), Objective()) for _ in range(2))
+    state = early.state_dict()
+    late.tuner.examples = 10_000
+    assert not late.advance(32)
+    late.load_state_dict(state)
+    assert [step for step in range(1, 81) if late.advance(32)] == [80]
+
+
 def test_a_measurement_costs_a_third_of_its_examples():
     upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=10), Objective())
     upkeep.tuner.examples, upkeep.tuner.measured, upkeep._held, upkeep.trained = 70, 6, 33, 1000

@@ -29,16 +29,17 @@ def size_of(rows: Mapping[str, Tensor]) -> int:
 
 def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0.0) -> dict[str, Tensor]:
     """Return a batch as columns of a buffer; the logits only if a repair is to ``distill`` them."""
-    if not isinstance(logits, Tensor | None):
+    if logits is not None and not isinstance(logits, Tensor):
         raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, such as output.logits")
-    if isinstance(x, Mapping) and "position_ids" in x:
-        x = {name: value for name, value in x.items() if name not in VARLEN}
-    columns = {**_columns("x", x), **_columns("y", y)}
+    if isinstance(x, Tensor) and isinstance(y, Tensor):  # first, since it takes long to see that they are no mappings
+        columns = {"x": x, "y": y}
+    else:
+        columns = _columns("x", x) | _columns("y", y)
     if not distill:
         return columns
     if logits is None:
         raise ValueError(f"distill is {distill}, which needs logits: call observe(x, y, logits)")
-    return {**columns, "logits": logits}
+    return columns | {"logits": logits}
 
 
 def unpack(rows: Mapping[str, Tensor], name: str = "x") -> Any:
@@ -48,10 +49,8 @@ def unpack(rows: Mapping[str, Tensor], name: str = "x") -> Any:
     return {key.removeprefix(f"{name}."): column for key, column in rows.items() if key.startswith(f"{name}.")}
 
 
-def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
-    """Return the inputs and labels of a batch whose labels may be among the inputs, as in Hugging Face's batches."""
-    if y is not None:
-        return x, y
+def split_labels(x: Any) -> tuple[Inputs, Targets]:
+    """Return the inputs and labels of a batch whose labels are among the inputs, as in Hugging Face's batches."""
     label = next((name for name in LABELS if x.get(name) is not None), None) if isinstance(x, Mapping) else None
     if label is None:
         what = f"the entries {', '.join(map(str, x))}" if isinstance(x, Mapping) else f"type {type(x).__name__}"
@@ -63,4 +62,7 @@ def split_labels(x: Any, y: Targets | None) -> tuple[Inputs, Targets]:
 
 
 def _columns(name: str, value: Any) -> dict[str, Tensor]:
-    return {f"{name}.{key}": part for key, part in value.items()} if isinstance(value, Mapping) else {name: value}
+    if not isinstance(value, Mapping):
+        return {name: value}
+    dropped = VARLEN if "position_ids" in value else ()
+    return {f"{name}.{key}": part for key, part in value.items() if key not in dropped}

@@ -59,7 +59,7 @@ class Buffer:
         self.pad = pad
         self._columns = Columns(capacity + 1, pad)  # the last row takes what is rejected
         self._sampler: Sampler | None = None  # None until the first batch
-        self._stage: Stage | None = None  # None until a batch waits to be written
+        self._stage: Stage | None = None  # where batches wait to be written
         self._period = 0
         self.generator = generator  # None until the first batch
 
@@ -117,11 +117,13 @@ class Buffer:
 
     def offer(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
         """Do what ``add`` does with the rows that ``rows_of`` returned."""
-        if remembered or not self._open(batch).waits or not self._wait(batch):
+        sampler, size = self._sampler or self._open(batch), size_of(batch)
+        if remembered or not (self._stage and self._stage.add(batch, size)):
             self._flush()  # first, since the order counts
-            self.write(batch, remembered=remembered)
-            self._stage = None  # the columns may be wider now
-        self.advance(size_of(batch))
+            if remembered or not (self._stage and self._stage.add(batch, size)):  # it is too large or too wide
+                self.write(batch, remembered=remembered)
+                self._stage = Stage(self._columns) if sampler.waits else None  # the columns may be wider now
+        sampler.advance(size)
 
     @torch.no_grad()
     def write(self, batch: Mapping[str, Tensor], *, remembered: bool = False) -> None:
@@ -248,13 +250,6 @@ class Buffer:
         """Become empty."""
         self._columns, self._sampler, self._stage = Columns(self.capacity + 1, self.pad), None, None
 
-    def _wait(self, batch: Mapping[str, Tensor]) -> bool:
-        """Let a batch wait to be written, unless it is too large or too wide; return whether it does."""
-        self._stage = self._stage or Stage(self._columns)
-        if not self._stage.has_room(size_of(batch)):
-            self._flush()
-        return self._stage.add(batch)
-
     def _flush(self) -> None:
         """Write the batches that wait."""
         if self._stage is not None and (batch := self._stage.release()):
@@ -271,6 +266,7 @@ class Buffer:
         self._columns.open(batch, self.device)
         with torch.inference_mode(False):  # its tensors cannot be written to outside of it
             self._sampler = _sampler(self.policy, self._columns.rows, self.generator, self.seed, self._period)
+        self._stage = Stage(self._columns) if self._sampler.waits else None
         return self._sampler
 
 

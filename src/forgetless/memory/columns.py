@@ -22,7 +22,7 @@ class Columns:
         self._count, self._pad = count, pad
         self.rows: dict[str, Tensor] = {}  # empty until the first batch; each (count, …)
         self._ragged: tuple[str, ...] = ()  # those whose rows may grow longer
-        self._layout: dict[str, tuple[tuple[int, ...] | None, torch.dtype]] = {}  # of a row; None: ragged
+        self._last: dict[str, tuple[torch.Size, torch.dtype]] = {}  # the layout of the last batch that was checked
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -36,12 +36,14 @@ class Columns:
             for name, column in batch.items():
                 fill = fill_value(name, self._pad) if name in self._ragged else 0
                 self.rows[name] = column.new_full((self._count, *column.shape[1:]), fill, device=device)
-        for name, rows in self.rows.items():
-            self._layout[name] = (None if name in self._ragged else tuple(rows.shape[1:]), rows.dtype)
 
-    def too_narrow_for(self, batch: Mapping[str, Tensor]) -> bool:
-        """Return whether ``batch`` has longer sequences than all before, so that ``fit`` makes the columns wider."""
-        return any(batch[name].shape[1] > self.rows[name].shape[1] for name in self._ragged)
+    def padded(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
+        """Return ``batch`` as wide as the columns; None if it has longer sequences than all before."""
+        if not self._ragged:
+            return batch
+        widths = {name: self.rows[name].shape[1] for name in self._ragged}
+        too_wide = any(batch[name].shape[1] > width for name, width in widths.items())
+        return None if too_wide else widened(batch, widths, self._pad)
 
     def fit(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return ``batch`` as wide as the columns, which grow if it has longer sequences."""
@@ -76,16 +78,11 @@ class Columns:
                 raise ValueError(f"column {name!r} has examples of shape {shape}; the buffer holds shape {held_shape}")
             if column.dtype != rows.dtype:
                 raise ValueError(f"column {name!r} has dtype {column.dtype}; the buffer holds {rows.dtype}")
+        self._last = {name: (column.shape, column.dtype) for name, column in batch.items()}
 
     def fits(self, batch: Mapping[str, Tensor]) -> bool:
-        """Return whether ``batch`` has the known layout, which needs no other check. A padded batch does not."""
-        sizes = set()
-        for name, (shape, dtype) in self._layout.items():
-            column = batch.get(name)
-            if type(column) is not Tensor or column.dtype is not dtype or column.layout is not torch.strided:
+        """Return whether ``batch`` has the layout of the last one that ``check`` accepted. A padded batch does not."""
+        for name, column in batch.items():
+            if type(column) is not Tensor or (column.shape, column.dtype) != self._last.get(name):
                 return False
-            size, *row = column.shape or (0, None)
-            if tuple(row) != shape and (shape is not None or column.ndim != 2):
-                return False
-            sizes.add(size)
-        return len(sizes) == 1 and len(batch) == len(self._layout)
+        return len(batch) == len(self._last)

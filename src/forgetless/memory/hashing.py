@@ -10,7 +10,8 @@ from torch import Tensor
 
 LOW_BITS = 2**62 - 1  # hashes have these bits, so they are below ``slots.EMPTY``
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as torch writes it: signed
-Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Integers = TypeVar("Integers", Tensor, Int64s)
 
 
 def mix(number: Integers) -> Integers:
@@ -46,9 +47,8 @@ def content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], sal
     return mix(sum(sums[1:], sums[0] + salt)) & LOW_BITS
 
 
-def host_content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], salt: int) -> list[int]:
+def host_content_keys(batch: Mapping[str, Tensor], weights: Mapping[str, Tensor], salt: int) -> Tensor:
     """Return ``content_keys`` of a batch on the CPU, where NumPy is faster than torch."""
     pairs = [(words(batch[name]).numpy(), weight.numpy()) for name, weight in weights.items()]
     sums = [np.einsum("ij,j->i", rows, weight) for rows, weight in pairs]
-    keys: list[int] = (mix(sum(sums[1:], sums[0] + salt)) & LOW_BITS).tolist()
-    return keys
+    return torch.from_numpy(mix(sum(sums[1:], sums[0] + salt)) & LOW_BITS)

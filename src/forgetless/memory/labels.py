@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -87,7 +88,7 @@ def labelled(rows: Mapping[str, Tensor]) -> Tensor:
         first = next(iter(rows.values()))
         return torch.ones(len(first), dtype=torch.bool, device=first.device)
     present = [~y.isnan() if y.is_floating_point() else class_labels(y) != NO_LABEL for y in targets]
-    return torch.stack([part.flatten(1).any(1) if part.ndim > 1 else part for part in present]).any(0)
+    return reduce(torch.logical_or, [part.flatten(1).any(1) if part.ndim > 1 else part for part in present])
 
 
 def has_labels(buffer: Buffer) -> bool:

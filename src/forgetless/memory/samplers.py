@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,4 +141,5 @@ class Balanced(Sampler):
 
 def as_tensors(taken: Mapping[int, int]) -> tuple[Tensor, Tensor]:
     """Return {slot: row} as two tensors on the CPU, whatever torch's default device."""
-    return torch.tensor(list(taken.keys()), device="cpu"), torch.tensor(list(taken.values()), device="cpu")
+    slots, rows = (np.fromiter(numbers, np.int64, len(taken)) for numbers in (taken.keys(), taken.values()))
+    return torch.from_numpy(slots), torch.from_numpy(rows)

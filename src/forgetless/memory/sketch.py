@@ -7,22 +7,23 @@ therefore keep their share, however many follow and however often these repeat.
 """
 
 import heapq
-from bisect import bisect, insort
+from bisect import insort
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from forgetless.memory.batch import role
-from forgetless.memory.hashing import GOLDEN, LOW_BITS, content_keys, host_content_keys, word_weights, words
+from forgetless.memory.hashing import GOLDEN, LOW_BITS, Int64s, content_keys, host_content_keys, word_weights
 from forgetless.memory.labels import has_classes, labelled
 from forgetless.memory.ragged import LENGTHS, content
 from forgetless.memory.samplers import Placed, Sampler, as_tensors
 from forgetless.memory.slots import EMPTY, distinct_slots
 
 
-def strata_of(y: Tensor, part: int | Tensor) -> Tensor:
+def strata_of(y: Tensor, part: Tensor) -> Tensor:
     """Return the number of each example's stratum: its class within a part of the stream."""
     return (y.long() * GOLDEN + part) & LOW_BITS
 
@@ -35,79 +36,75 @@ class HostSlots:
         self, capacity: int, keys: Iterable[int] = (), strata: Iterable[int] = (), older: Iterable[int] = ()
     ) -> None:
         self._capacity = capacity
-        self._strata: dict[int, list[tuple[int, int]]] = {}  # the keys and slots of a stratum, by key
+        self._strata: dict[int, list[int]] = {}  # the keys of a stratum, in order
+        self._slots: dict[int, int] = {}  # by key
         self._older = frozenset(older)  # the keys held when the period began
-        self._known = set(self._older)  # these and the keys held now
         self._worst = (-1, -1, -1)  # the rank, key and stratum of the example to drop next, once the memory is full
         self._longest: list[tuple[int, int, int]] = []  # a heap of (-size, -last key, stratum), some out of date
-        self.filled = 0
         for key, stratum in zip(keys, strata, strict=True):
             self._enter(key, stratum)
 
-    def take(self, keys: list[int], strata: list[int]) -> dict[int, int]:
+    @property
+    def filled(self) -> int:
+        """The number of examples held."""
+        return len(self._slots)
+
+    def take(self, keys: Int64s, strata: Int64s) -> dict[int, int]:
         """Offer a batch of examples, and return {slot: example} of those that enter."""
-        # Most examples of a long stream are rejected, so this loop is kept short.
+        # Most examples of a long stream are rejected at once. Those that do not enter now would not enter later either.
+        distinct, which = np.unique(strata, return_inverse=True)
+        limits = np.array([self._limit(stratum) for stratum in distinct.tolist()], np.int64)
+        candidates = np.flatnonzero(keys <= limits[which])
+        examples = zip(candidates.tolist(), keys[candidates].tolist(), strata[candidates].tolist(), strict=True)
         taken: dict[int, int] = {}
-        known, members_of, full = self._known, self._strata, self.filled == self._capacity
-        for example, key in enumerate(keys):
-            if key in known or key == EMPTY:
-                continue
-            stratum = strata[example]
-            if full:
-                members = members_of.get(stratum)
-                rank = len(members) if members else 0
-                if (not members or key > members[-1][0]) and (rank, key) > self._worst[:2]:
-                    continue  # it would be the last of its stratum, and the one to drop
-            taken[self._enter(key, stratum)] = example
-            full = self.filled == self._capacity
+        for example, key, stratum in examples:
+            if key not in self._slots and key not in self._older and key <= self._limit(stratum):
+                taken[self._enter(key, stratum)] = example
         return taken
 
     def begin_period(self) -> None:
         """Reject repeats of the examples held now, even after these are dropped."""
-        self._older = frozenset(key for members in self._strata.values() for key, _ in members)
-        self._known = set(self._older)
+        self._older = frozenset(self._slots)
+
+    def _limit(self, stratum: int) -> int:
+        """Return the largest key with which a new example of this stratum enters."""
+        keys = self._strata.get(stratum, [])
+        worst_rank, worst_key, _ = self._worst
+        if self.filled < self._capacity or len(keys) < worst_rank:
+            return EMPTY - 1
+        last = keys[-1] if keys else -1
+        return max(last, worst_key) if len(keys) == worst_rank else last
 
     def _enter(self, key: int, stratum: int) -> int:
         """Return the slot of a new example: an empty one, or that of the example it replaces."""
-        slot = self.filled
-        if self.filled < self._capacity:
-            self._insert(key, slot, stratum)
-            self.filled += 1
-        else:
-            self._insert(key, -1, stratum)  # first, since it raises the rank of those after it
-            slot = self._drop(self._find_worst()[2])
-            members = self._strata[stratum]
-            members[bisect(members, (key,))] = (key, slot)
-        if self.filled == self._capacity:
+        keys = self._strata.setdefault(stratum, [])
+        insort(keys, key)
+        slot = len(self._slots)
+        if slot == self._capacity:
+            _, dropped, longest = max(self._worst, (len(keys) - 1, keys[-1], stratum))
+            slot = self._slots.pop(dropped)
+            self._strata[longest].pop()
+            if longest != stratum:
+                self._note(longest)
+        self._slots[key] = slot
+        self._note(stratum)
+        if len(self._slots) == self._capacity:
             self._worst = self._find_worst()
         return slot
 
-    def _insert(self, key: int, slot: int, stratum: int) -> None:
-        insort(self._strata.setdefault(stratum, []), (key, slot))
-        self._known.add(key)
-        self._note(stratum)
-
-    def _drop(self, stratum: int) -> int:
-        """Drop the last example of a stratum and return its slot."""
-        key, slot = self._strata[stratum].pop()
-        if key not in self._older:
-            self._known.remove(key)
-        if self._strata[stratum]:
-            self._note(stratum)
+    def _note(self, stratum: int) -> None:
+        """Note the size and the last key of a stratum that changed."""
+        if keys := self._strata[stratum]:
+            heapq.heappush(self._longest, (-len(keys), -keys[-1], stratum))
         else:
             del self._strata[stratum]
-        return slot
-
-    def _note(self, stratum: int) -> None:
-        members = self._strata[stratum]
-        heapq.heappush(self._longest, (-len(members), -members[-1][0], stratum))
 
     def _find_worst(self) -> tuple[int, int, int]:
         """Return the largest rank, the largest key of this rank, and its stratum."""
         while True:
             size, key, stratum = self._longest[0]
-            members = self._strata.get(stratum)
-            if members and (-len(members), -members[-1][0]) == (size, key):
+            keys = self._strata.get(stratum)
+            if keys and (-len(keys), -keys[-1]) == (size, key):
                 return -size - 1, -key, stratum
             heapq.heappop(self._longest)
 
@@ -133,8 +130,8 @@ class Sketch(Sampler):
         self._salt = salt
         self._content = [name for name in rows if role(name) in ("x", "y", LENGTHS)] or list(rows)
         self._weights: dict[str, Tensor] = {}
-        self._period = period
-        self._period_tensor = torch.full((), period, device=self._device)  # for writes that are replayed
+        self._shapes: dict[str, torch.Size] = {}  # of the rows that have these weights
+        self._period = torch.full((), period, device=self._device)  # a tensor, for writes that are replayed
         self._keys = torch.full((self._capacity + 1,), EMPTY, device=self._device)
         self._strata = torch.zeros_like(self._keys)
         self._older = self._keys[:-1].clone()  # the keys held when the period began, in order
@@ -144,44 +141,32 @@ class Sketch(Sampler):
     def place(self, batch: Mapping[str, Tensor], remembered: bool) -> Placed:
         batch = {name: column.detach().to(self._device) for name, column in batch.items()}
         hashed, has_label, y = self._hashed(batch), labelled(batch), batch.get("y")
+        part = self._period * 2 + int(remembered)
+        strata = strata_of(y, part) if y is not None and has_classes(y) else part.expand(len(has_label))
+        hash_rows = content_keys if self._host is None else host_content_keys
+        keys = torch.where(has_label, hash_rows(hashed, self._weights, self._salt), EMPTY)
         if self._host is not None:
-            keys_on_host = host_content_keys(hashed, self._weights, self._salt)
-            return self._place_on_host(self._host, keys_on_host, y, has_label, remembered)
-        keys = content_keys(hashed, self._weights, self._salt).masked_fill(~has_label, EMPTY)
-        part = self._period_tensor * 2 + int(remembered)
-        strata = strata_of(y, part) if y is not None and has_classes(y) else part.expand(len(keys))
+            if not (taken := self._host.take(keys.numpy(), strata.numpy())):
+                return None
+            slots, rows = as_tensors(taken)
+            self._hold(slots, keys.index_select(0, rows), strata.index_select(0, rows))
+            return slots, rows
         nearest = torch.searchsorted(self._older, keys).clamp_(max=len(self._older) - 1)
         keys = keys.masked_fill(self._older[nearest] == keys, EMPTY)
         slots = distinct_slots(self._keys[:-1], self._strata[:-1], keys, strata)
-        self._keys.index_copy_(0, slots, keys)
-        self._strata.index_copy_(0, slots, strata)
+        self._hold(slots, keys, strata)
         return slots, None
 
-    def _place_on_host(
-        self, host: HostSlots, keys: list[int], y: Tensor | None, has_label: Tensor, remembered: bool
-    ) -> Placed:
-        if not has_label.all():
-            keys = [key if present else EMPTY for key, present in zip(keys, has_label.tolist(), strict=True)]
-        part = self._period * 2 + int(remembered)
-        if y is not None and has_classes(y):
-            strata: list[int] = strata_of(y, part).tolist()
-        else:
-            strata = [part] * len(keys)
-        taken = host.take(keys, strata)
-        if not taken:
-            return None
-        slots, rows = as_tensors(taken)
-        entering = torch.tensor([(keys[row], strata[row]) for row in taken.values()], device="cpu")
-        self._keys.index_copy_(0, slots, entering[:, 0])
-        self._strata.index_copy_(0, slots, entering[:, 1])
-        return slots, rows
+    def _hold(self, slots: Tensor, keys: Tensor, strata: Tensor) -> None:
+        self._keys.index_copy_(0, slots, keys)
+        self._strata.index_copy_(0, slots, strata)
 
     def _hashed(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the content of a batch, without logits and padding, and make the weights of its words."""
         columns = content({name: batch[name] for name in self._content})
-        for name, column in columns.items():  # longer sequences have more words
-            if name not in self._weights or len(self._weights[name]) != words(column[:1]).shape[1]:
-                self._weights[name] = word_weights(name, column)
+        for name, column in columns.items():
+            if self._shapes.get(name) != column.shape[1:]:  # longer sequences have more words
+                self._shapes[name], self._weights[name] = column.shape[1:], word_weights(name, column)
         return columns
 
     def filled(self) -> int:
@@ -199,8 +184,7 @@ class Sketch(Sampler):
 
     def begin_period(self, period: int) -> None:
         """Put the examples that follow into new strata."""
-        self._period = period
-        self._period_tensor.fill_(period)
+        self._period.fill_(period)
         self._older.fill_(EMPTY)[: self._capacity].copy_(self._keys[:-1].sort().values)
         if self._host is not None:
             self._host.begin_period()

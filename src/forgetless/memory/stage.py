@@ -1,12 +1,12 @@
 """Batches that wait, so that a buffer writes a few of them in one go, with the kernel launches of one."""
 
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forgetless.memory.batch import size_of
 from forgetless.memory.columns import Columns
 
 ROWS = 1024
@@ -21,24 +21,23 @@ class Stage:
         row_bytes = sum(rows[0].nbytes for rows in columns.rows.values())
         self._columns, self._room = columns, min(ROWS, BYTES // max(1, row_bytes))
         self._rows: dict[str, Tensor] = {}  # allocated for the first batch
+        self._arrays: dict[str, Any] = {}  # the same memory, as NumPy arrays where there are such
         self._filled = 0
 
-    def has_room(self, size: int) -> bool:
-        """Return whether ``size`` more rows fit."""
-        return self._filled + size <= self._room
-
-    def add(self, batch: Mapping[str, Tensor]) -> bool:
-        """Copy a batch; return False and copy nothing if it does not fit."""
-        size = size_of(batch)
-        if not self.has_room(size) or self._columns.too_narrow_for(batch):
+    def add(self, batch: Mapping[str, Tensor], size: int) -> bool:
+        """Copy a batch of this size; return False and copy nothing if it does not fit."""
+        start, end = self._filled, self._filled + size
+        padded = self._columns.padded(batch)
+        if padded is None or end > self._room:
             return False
         if not self._rows:
             with torch.inference_mode(False):  # its tensors cannot be written to outside of it
                 for name, rows in self._columns.rows.items():
                     self._rows[name] = rows.new_empty((self._room, *rows.shape[1:]))
-        end = self._filled + size
-        for name, column in self._columns.fit(batch).items():
-            self._rows[name][self._filled : end].copy_(column.detach())
+                    self._arrays[name] = _array(self._rows[name])
+        for name, column in padded.items():
+            rows = self._arrays[name]
+            rows[start:end] = column.numpy(force=True) if isinstance(rows, np.ndarray) else column.detach()
         self._filled = end
         return True
 
@@ -49,4 +48,12 @@ class Stage:
     def release(self) -> dict[str, Tensor]:
         """Return what ``rows`` returns. The rows are then free for the next batches."""
         rows, self._filled = self.rows(), 0
+        return rows
+
+
+def _array(rows: Tensor) -> Any:
+    """Return rows as a NumPy array, which takes less time to write to; on a GPU, or in bfloat16, as they are."""
+    try:
+        return rows.numpy()
+    except TypeError:
         return rows

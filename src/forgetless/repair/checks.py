@@ -7,7 +7,7 @@ from warnings import warn
 from torch import Tensor, nn
 
 from forgetless.compute.modules import unwrap
-from forgetless.memory.batch import Inputs, Targets, pack
+from forgetless.memory.batch import Inputs, Targets, pack, split_labels
 from forgetless.memory.buffer import Buffer
 from forgetless.memory.labels import check_labels
 from forgetless.repair.groups import float_tensors
@@ -40,16 +40,18 @@ class Checks:
         self._alone = True
         self._mark: Observer | None = None
 
-    def rows(self, x: Inputs, y: Targets, logits: Tensor | None, buffer: Buffer) -> dict[str, Tensor]:
+    def rows(self, x: Inputs, y: Targets | None, logits: Tensor | None, buffer: Buffer) -> dict[str, Tensor]:
         """Return a batch as columns of ``buffer``, checked before anything is changed."""
-        objective, batch, distill = self._objective, self._settings.batch, self._settings.distill
+        if y is None:
+            x, y = split_labels(x)
+        objective, distill = self._objective, self._settings.distill
         rows = buffer.rows_of(pack(x, y, logits, distill))
         if logits is not None and objective.classifies(rows) and isinstance(y, Tensor):
             # On a GPU the values are checked at the next finetuning: here it would be a GPU-to-CPU sync.
             check_labels(y, logits, values=y.device.type == "cpu")
         rows = objective.targets(rows)
         if not self.tried:
-            try_out(self._model, objective, rows, names=self._names, batch=batch, distill=distill)
+            try_out(self._model, objective, rows, names=self._names, batch=self._settings.batch, distill=distill)
             self.tried = True
         return rows
 

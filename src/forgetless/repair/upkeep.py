@@ -69,6 +69,7 @@ class Upkeep:
         self._largest_together = 0  # the sum over processes, as of the last count
         self.repairs = 0
         self.undone = 0  # repairs that were undone
+        self._due_from = 0.0  # no repair is due before so many examples of the training
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._held = 0  # examples of the buffer at the last repair
@@ -87,18 +88,15 @@ class Upkeep:
         self._processes = processes
 
     def advance(self, examples: int) -> bool:
-        """Count a training step, and return whether the budget allows a repair after it.
-
-        Several processes add up their examples only every ``CHUNK`` steps, so that an exchange is rare.
-        """
+        """Count a training step, and return whether the budget allows a repair after it."""
         self.step += 1
         self._uncounted += examples
         self.largest = max(self.largest, examples)
-        agreed = self._processes.count == 1 or self.step % CHUNK == 0
+        agreed = self._processes.count == 1 or self.step % CHUNK == 0  # several processes exchange counts rarely
         if agreed:
             self._count()
         due = agreed and self.affords_repair()
-        if self._network.training and (due or self.step == 1):
+        if (due or self.step == 1) and self._network.training:
             self._resting = resting(self._network)
         return due
 
@@ -115,11 +113,13 @@ class Upkeep:
 
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now. That of a language model is for the end."""
-        if self.objective.shifts:
+        if self.objective.shifts or self.trained < self._due_from:
             return False
         earned = self._budget * self.trained
         reserve = min(0.75 * earned, RESERVE * self.settings.batch)
-        return self.settings.spread and earned - reserve >= self.spent + CHUNK * self.batch
+        missing = self.spent + CHUNK * self.batch - (earned - reserve)
+        self._due_from = self.trained + missing / self._budget - 1  # an example earns no more than the budget
+        return self.settings.spread and missing <= 0
 
     @property
     def batch(self) -> int:
@@ -203,7 +203,7 @@ class Upkeep:
             return None
         if not self.step:  # the buffer holds examples from outside the training
             self.start()
-        self._held = sum(self._processes.gather(len(buffer)))
+        self._held, self._due_from = sum(self._processes.gather(len(buffer))), 0.0  # it may have held more before
         if recalls := self._recollection.predicted > 0:  # otherwise there is nothing earlier to go back to
             self.recall(buffer, now=True)
         limit = self.limit()
@@ -268,6 +268,7 @@ class Upkeep:
         self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting, self.largest = list(state["shifts"]), set(state["resting"]), state["largest"]
         self._anchor = {name: tensor.cpu() for name, tensor in state["anchor"].items()}
+        self._due_from = 0.0
         if state["budget"] != self._budget:
             warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)
 
@@ -285,8 +286,7 @@ class Upkeep:
 
     def _has_work(self, buffer: Buffer) -> bool:
         """Return whether something can be repaired; raise an error if the examples do not fit the network."""
-        names = self.names()
-        if names:
+        if names := self.names():
             rows = {name: buffer[name] for name in buffer.columns}
             try_out(self.model, self.objective, rows, names=names, batch=2, distill=self.settings.distill)
         return bool(names)
