@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forgetless.memory.columns import Columns
 
-ROWS = 1024
+ROWS = 4096
 BYTES = 2**24  # waiting saves little where batches are large
 
 
