@@ -34,6 +34,7 @@ def values() -> dict[str, Any]:
         "best": MIX,
         "whole": whole[CASES[0]],
         "per_run": {lanes: whole[lanes, 32] / lanes for lanes in (8, 16, 32)},
+        "convolutions_save": (first["convolutions"][STREAMS] - first["convolutions"][MIX]) / whole[CASES[0]],
         "augmentation_share": first["augmentation"][STREAMS] / whole[CASES[0]],
     }
 
