@@ -114,15 +114,15 @@ def test_a_batch_takes_the_slots_of_its_examples_one_by_one(capacity, classes, b
     in_whole, in_single = {}, {}  # {slot: key}
     in_tensors, strata = torch.full((capacity + 1,), EMPTY), torch.zeros(capacity + 1, dtype=torch.int64)
     for batch in batches:
-        keys = numpy.array(batch)
+        keys = torch.tensor(batch)
         in_whole |= {slot: batch[row] for slot, row in whole.take(keys, keys % classes).items()}
-        for key in keys.reshape(-1, 1):
+        for key in keys.split(1):
             in_single |= {slot: key.item() for slot in single.take(key, key % classes)}
         assert in_whole == in_single
-        new = torch.tensor([EMPTY if key in older else key for key in batch])
-        slots = distinct_slots(in_tensors[:-1], strata[:-1], new, new % classes)
-        in_tensors.index_copy_(0, slots, new)
-        strata.index_copy_(0, slots, new % classes)
+        keys = torch.tensor([EMPTY if key in older else key for key in batch])
+        slots = distinct_slots(in_tensors[:-1], strata[:-1], keys, keys % classes)
+        in_tensors.index_copy_(0, slots, keys)
+        strata.index_copy_(0, slots, keys % classes)
         assert sorted(in_whole.values()) == [key for key in sorted(in_tensors[:-1].tolist()) if key != EMPTY]
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 LOW_BITS = 2**62 - 1  # hashes have these bits, so they are below ``slots.EMPTY``
 GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # 2**64 / golden ratio, as torch writes it: signed
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
-Integers = TypeVar("Integers", Tensor, Int64s)
+Integers = TypeVar("Integers", Tensor, "np.ndarray[Any, np.dtype[np.int64]]")
 
 
 def mix(number: Integers) -> Integers:

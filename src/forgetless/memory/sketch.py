@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forgetless.memory.batch import role
-from forgetless.memory.hashing import GOLDEN, LOW_BITS, Int64s, content_keys, host_content_keys, word_weights
+from forgetless.memory.hashing import GOLDEN, LOW_BITS, content_keys, host_content_keys, word_weights
 from forgetless.memory.labels import has_classes, labelled
 from forgetless.memory.ragged import LENGTHS, content
 from forgetless.memory.samplers import Placed, Sampler, as_tensors
@@ -49,15 +49,15 @@ class HostSlots:
         """The number of examples held."""
         return len(self._slots)
 
-    def take(self, keys: Int64s, strata: Int64s) -> dict[int, int]:
+    def take(self, keys: Tensor, strata: Tensor) -> dict[int, int]:
         """Offer a batch of examples, and return {slot: example} of those that enter."""
         # Most examples of a long stream are rejected at once. Those that do not enter now would not enter later either.
-        distinct, which = np.unique(strata, return_inverse=True)
+        distinct, which = strata.unique(return_inverse=True)
         limits = np.array([self._limit(stratum) for stratum in distinct.tolist()], np.int64)
-        candidates = np.flatnonzero(keys <= limits[which])
-        examples = zip(candidates.tolist(), keys[candidates].tolist(), strata[candidates].tolist(), strict=True)
+        candidates = np.flatnonzero(keys.numpy() <= limits[which.numpy()])
+        columns = (candidates, keys.numpy()[candidates], strata.numpy()[candidates])
         taken: dict[int, int] = {}
-        for example, key, stratum in examples:
+        for example, key, stratum in zip(*(column.tolist() for column in columns), strict=True):
             if key not in self._slots and key not in self._older and key <= self._limit(stratum):
                 taken[self._enter(key, stratum)] = example
         return taken
@@ -68,9 +68,9 @@ class HostSlots:
 
     def _limit(self, stratum: int) -> int:
         """Return the largest key with which a new example of this stratum enters."""
-        keys = self._strata.get(stratum, [])
+        keys = self._strata.get(stratum, ())
         worst_rank, worst_key, _ = self._worst
-        if self.filled < self._capacity or len(keys) < worst_rank:
+        if len(self._slots) < self._capacity or len(keys) < worst_rank:
             return EMPTY - 1
         last = keys[-1] if keys else -1
         return max(last, worst_key) if len(keys) == worst_rank else last
@@ -98,6 +98,9 @@ class HostSlots:
             heapq.heappush(self._longest, (-len(keys), -keys[-1], stratum))
         else:
             del self._strata[stratum]
+        if len(self._longest) > 4 * len(self._strata) + 8:  # most are out of date
+            self._longest = [(-len(keys), -keys[-1], stratum) for stratum, keys in self._strata.items()]
+            heapq.heapify(self._longest)
 
     def _find_worst(self) -> tuple[int, int, int]:
         """Return the largest rank, the largest key of this rank, and its stratum."""
@@ -144,9 +147,9 @@ class Sketch(Sampler):
         part = self._period * 2 + int(remembered)
         strata = strata_of(y, part) if y is not None and has_classes(y) else part.expand(len(has_label))
         hash_rows = content_keys if self._host is None else host_content_keys
-        keys = torch.where(has_label, hash_rows(hashed, self._weights, self._salt), EMPTY)
+        keys = hash_rows(hashed, self._weights, self._salt).masked_fill(~has_label, EMPTY)
         if self._host is not None:
-            if not (taken := self._host.take(keys.numpy(), strata.numpy())):
+            if not (taken := self._host.take(keys, strata)):
                 return None
             slots, rows = as_tensors(taken)
             self._hold(slots, keys.index_select(0, rows), strata.index_select(0, rows))
