@@ -31,7 +31,7 @@ def pack(x: Inputs, y: Targets, logits: Tensor | None = None, distill: float = 0
     """Return a batch as columns of a buffer; the logits only if a repair is to ``distill`` them."""
     if logits is not None and not isinstance(logits, Tensor):
         raise TypeError(f"logits is a {type(logits).__name__}; give the tensor in it, such as output.logits")
-    if isinstance(x, Tensor) and isinstance(y, Tensor):  # first, since it takes long to see that they are no mappings
+    if isinstance(x, Tensor) and isinstance(y, Tensor):  # first, since a test for a mapping takes longer
         columns = {"x": x, "y": y}
     else:
         columns = _columns("x", x) | _columns("y", y)

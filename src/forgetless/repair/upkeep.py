@@ -69,7 +69,7 @@ class Upkeep:
         self._largest_together = 0  # the sum over processes, as of the last count
         self.repairs = 0
         self.undone = 0  # repairs that were undone
-        self._due_from = 0.0  # no repair is due before so many examples of the training
+        self._due_from = 0.0  # no repair is due before the training had this number of examples
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._held = 0  # examples of the buffer at the last repair
