@@ -173,7 +173,7 @@ class FPF:
 
     def settle(self, *, start: bool = True) -> None:
         """Before the first step, follow a network that was moved or loaded since, and join processes that have met."""
-        if self.step:
+        if self._repairer.step:
             return
         check_processes(unwrap(self.model), Processes(self._group))
         moved = self._device is None and _home(self.model) != self.buffer.device

@@ -21,7 +21,7 @@ class Stage:
         row_bytes = sum(rows[0].nbytes for rows in columns.rows.values())
         self._columns, self._room = columns, min(ROWS, BYTES // max(1, row_bytes))
         self._rows: dict[str, Tensor] = {}  # allocated for the first batch
-        self._arrays: dict[str, Any] = {}  # the same memory, as NumPy arrays where there are such
+        self._arrays: dict[str, np.ndarray[Any, Any] | None] = {}  # the same memory
         self._filled = 0
 
     def add(self, batch: Mapping[str, Tensor], size: int) -> bool:
@@ -36,8 +36,10 @@ class Stage:
                     self._rows[name] = rows.new_empty((self._room, *rows.shape[1:]))
                     self._arrays[name] = _array(self._rows[name])
         for name, column in padded.items():
-            rows = self._arrays[name]
-            rows[start:end] = column.numpy(force=True) if isinstance(rows, np.ndarray) else column.detach()
+            if (array := self._arrays[name]) is None:
+                self._rows[name][start:end] = column.detach()
+            else:
+                array[start:end] = column.numpy(force=True)
         self._filled = end
         return True
 
@@ -51,9 +53,9 @@ class Stage:
         return rows
 
 
-def _array(rows: Tensor) -> Any:
-    """Return rows as a NumPy array, which takes less time to write to; on a GPU, or in bfloat16, as they are."""
+def _array(rows: Tensor) -> "np.ndarray[Any, Any] | None":
+    """Return rows as a NumPy array, which takes less time to write to; None on a GPU and in bfloat16."""
     try:
         return rows.numpy()
     except TypeError:
-        return rows
+        return None

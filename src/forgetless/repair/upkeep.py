@@ -92,10 +92,9 @@ class Upkeep:
         self.step += 1
         self._uncounted += examples
         self.largest = max(self.largest, examples)
-        agreed = self._processes.count == 1 or self.step % CHUNK == 0  # several processes exchange counts rarely
-        if agreed:
+        if agreed := (self._processes.count == 1 or self.step % CHUNK == 0):  # an exchange between processes is rare
             self._count()
-        due = agreed and self.affords_repair()
+        due = agreed and self.trained >= self._due_from and self.affords_repair()
         if (due or self.step == 1) and self._network.training:
             self._resting = resting(self._network)
         return due
@@ -113,7 +112,7 @@ class Upkeep:
 
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now. That of a language model is for the end."""
-        if self.objective.shifts or self.trained < self._due_from:
+        if self.objective.shifts:
             return False
         earned = self._budget * self.trained
         reserve = min(0.75 * earned, RESERVE * self.settings.batch)
@@ -274,9 +273,10 @@ class Upkeep:
 
     def _count(self) -> None:
         """Add the examples of all processes to those of the training."""
-        own = [self._uncounted, self.largest]
-        alone = self._processes.count == 1  # without a gathering, which would be a fifth of the time of ``observe``
-        examples, self._largest_together = own if alone else map(sum, zip(*self._processes.gather(own), strict=True))
+        examples = self._uncounted
+        if self._processes.count > 1:
+            counts = self._processes.gather((examples, self.largest))
+            examples, self._largest_together = map(sum, zip(*counts, strict=True))
         self.trained += examples
         self._uncounted = 0
 
