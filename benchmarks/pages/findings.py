@@ -274,4 +274,6 @@ def not_reached() -> dict[str, Any]:
         "not_reached": len(lines),
         "not_reached_streams": sorted(streams),
         "compared": compared,
+        "longer": benchmark_record("joint-pacs-10-epochs.json"),
+        "published_deviation": published.find("table1", "seq-pacs", buffer=500)["joint"].std,
     }
