@@ -48,7 +48,8 @@ def test_rows_are_measured_once_with_their_cost(language, study):
     assert runs["plain"]["share"] == 1
     attention, perceptron, norms = 2 * 32 * 32 + 2 * 32 * 16, 3 * 32 * 64, 5 * 32
     total = 2 * (attention + perceptron) + norms + 2 * 64 * 32
-    assert runs["FPF norms"]["share"] in (0, pytest.approx(norms / total))  # 0 if the repair did not help
+    undone = "so the weights are unchanged" in runs["FPF norms"]["report"]  # whether 4 steps helped depends on the CPU
+    assert runs["FPF norms"]["share"] == (0 if undone else pytest.approx(norms / total))
     assert runs["attention"]["share"] == pytest.approx(2 * attention / total)
     assert set(runs["plain"]["losses"]) == {*language.DOMAINS, language.UNTOUCHED}
     searched = study.content["searches"]["plain"]

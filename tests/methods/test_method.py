@@ -1,5 +1,7 @@
 """What every method shares: settings, the task-IL prediction, and what they keep of earlier tasks."""
 
+from statistics import mean
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -44,9 +46,10 @@ def test_a_setting_has_no_other_bounds():
 
 
 def test_packnet_and_hat_keep_what_sgd_forgets(train_digits):
-    # measured over seeds and CPUs: sgd 52 to 78 %, packnet 98 to 99, hat 99 to 100
-    matrices = {kind: train_digits(kind(), epochs=8, lr=0.4).task_il_matrix for kind in (SGD, PackNet, HAT)}
-    assert accuracy(matrices[SGD]) < 90
+    # measured over seeds 0 to 2: packnet 98 to 99 %, hat 99 to 100; sgd 52 to 78 over seeds and CPUs, so by its mean
+    forgotten = [train_digits(SGD(), epochs=8, lr=0.4, seed=seed).task_il_matrix for seed in range(3)]
+    matrices = {kind: train_digits(kind(), epochs=8, lr=0.4).task_il_matrix for kind in (PackNet, HAT)}
+    assert mean(map(accuracy, forgotten)) < 75
     assert accuracy(matrices[PackNet]) > 96
     assert accuracy(matrices[HAT]) > 96
     learned = [matrices[PackNet][task][task] for task in range(5)]
