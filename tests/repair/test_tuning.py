@@ -19,7 +19,7 @@ from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
 def bench_of(model, buffer, seed=0, objective=None):
     """Return where a repair of ``model`` works."""
     generator, objective = torch.Generator().manual_seed(seed), objective or Objective()
-    return Bench.on(
+    return Bench.for_buffer(
         model,
         buffer,
         objective,

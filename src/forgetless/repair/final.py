@@ -69,14 +69,14 @@ def repair_fully(
         overlap = mean_overlap(model, buffer, objective, processes)
         scores: dict[str, float | None] = {}
         examples, rate = buffer, None
-        if before is not None and recollection is None:
-            scores = displacement_scores(network, buffer, objective, before, selection.grouping, processes)
-        elif before is not None and recollection is not None:
-            scored = buffer.subset(slice(None, None, HELD_OUT))  # of all sequences, it would take much of the budget
+        if before is not None:
+            # A language model's budget is small, so its groups are scored on the held-out sequences alone.
+            scored = buffer if recollection is None else buffer.subset(slice(None, None, HELD_OUT))
             scores = displacement_scores(network, scored, objective, before, selection.grouping, processes)
-            tuner.examples += sum(processes.gather(len(scored)))
-            examples, rate = _lesson(model, buffer, objective, recollection, before, limit, tuner, processes)
-        bench = Bench.on(
+            if recollection is not None:
+                tuner.examples += sum(processes.gather(len(scored)))
+                examples, rate = _lesson(model, buffer, objective, recollection, before, limit, tuner, processes)
+        bench = Bench.for_buffer(
             model,
             buffer,
             objective,

@@ -153,8 +153,8 @@ def overlaps(labels: Tensor, predictions: Tensor, classes: int) -> Tensor:
     known = labels != NO_LABEL
     first = torch.arange(len(labels), device=labels.device)[:, None] * classes
 
-    def count(of: Tensor, where: Tensor) -> Tensor:
-        return (first + of)[where].bincount(minlength=len(labels) * classes).view(len(labels), classes)
+    def count(pixels: Tensor, chosen: Tensor) -> Tensor:
+        return (first + pixels)[chosen].bincount(minlength=len(labels) * classes).view(len(labels), classes)
 
     present, found = count(labels, known), count(predictions, known)
     right = count(labels, known & (labels == predictions))

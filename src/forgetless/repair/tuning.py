@@ -82,7 +82,7 @@ class Bench(NamedTuple):
     measure_overlap: Callable[[], float | None]
 
     @staticmethod
-    def on(
+    def for_buffer(
         model: nn.Module,
         buffer: Buffer,
         objective: Objective,

@@ -177,7 +177,7 @@ class Upkeep:
             part = sharing(descent, processes)
             return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
 
-        bench = Bench.on(self.model, buffer, self.objective, begin, engine, processes)
+        bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
         if at_end:
             done = yield from self.tuner.repair_fully(bench, self.names(), self.limit())
         else:

@@ -50,7 +50,7 @@ def verdict(summary: Mapping[str, Any]) -> str:
     share = _percent(sum(group["share"] for group in repaired))
     what = f"The repair of {len(repaired)} of {len(summary['groups'])} groups ({share} of the parameters)"
     loss = f"lowered the held-out loss from {summary['loss_before']:.3f} to {summary['loss_after']:.3f}"
-    others = [f"the {name} went from {before} to {after}" for name, before, after in _scores(summary)]
+    others = [f"the {name} went from {before} to {after}" for name, before, after in _measurements(summary)]
     return f"{'; '.join([f'{what} {loss}', *others])}."
 
 
@@ -58,16 +58,20 @@ def _cards(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the headline numbers: a title, a value and a note each."""
     rate = f"{summary['optimizer']}, rate {summary['lr']:.2g}, {summary['steps']} steps kept of {summary['tried']}"
     return [
-        *((f"held-out {name}", after, f"before: {before}") for name, before, after in _scores(summary)),
+        *((f"held-out {name}", after, f"before: {before}") for name, before, after in _measurements(summary)),
         ("held-out loss", f"{summary['loss_after']:.3f}", f"before: {summary['loss_before']:.3f}"),
         ("examples", f"{summary['examples']:,}", f"{summary['held_out']:,} of them held out"),
         ("time", duration(summary["seconds"]), rate),
     ]
 
 
-def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _measurements(summary: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return what was measured besides the loss: its name, and its values before and after."""
-    known = (("accuracy", "accuracy", _percent), ("overlap", "mean IoU", _percent), ("perplexity", "perplexity", _four))
+    known = (
+        ("accuracy", "accuracy", _percent),
+        ("overlap", "mean IoU", _percent),
+        ("perplexity", "perplexity", _four_digits),
+    )
     measured = [entry for entry in known if summary.get(f"{entry[0]}_before") is not None]
     return [(name, write(summary[f"{key}_before"]), write(summary[f"{key}_after"])) for key, name, write in measured]
 
@@ -104,7 +108,7 @@ def _table(headings: Iterable[str], lines: Iterable[Iterable[Cell]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _four(number: float) -> str:
+def _four_digits(number: float) -> str:
     return f"{number:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""The slots of a reservoir in one Triton kernel instead of a dozen, for ``repair/samplers.py``.
+"""The slots of a reservoir in one Triton kernel instead of a dozen, for ``memory/samplers.py``.
 
 It saves 16 % of an ER step of the MLP on an H200 (benchmarks/records/ablation-mlp-h200.json).
 """
