@@ -1,9 +1,11 @@
 """Leave one stream out: the recommended recipe against replay, with learning rates chosen on the other streams.
 
-    python benchmarks/one_out.py validate --streams STREAM,… --device cuda --work FOLDER
+    python benchmarks/one_out.py validate --streams STREAM,… --device cuda --seeds 1 --work FOLDER
     python benchmarks/one_out.py final --streams STREAM,… --device cuda --seeds 3 --work FOLDER
 
-- ``validate`` trains each row at every learning rate, with a tenth of the training images held out.
+- ``validate`` trains each row at every learning rate, with a tenth of the training images held out. It also takes two
+  variants of the recipe: ``recipe-masked``, with the loss over the task's own classes for perceptrons too, and
+  ``recipe-uncropped``, which repairs on whole images.
 - ``final`` trains each row on all images, at the rate with the smallest mean shortfall on the *other* streams whose
   networks have batch norm, or on those whose networks have none.
 
@@ -17,16 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from forgetless.experiments import record
+from forgetless.experiments import presets, record
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned, RunDone, RunFailed
 from forgetless.experiments.pack import run_lanes
-from forgetless.experiments.presets import preset_table
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 from forgetless.experiments.sweep import sweep
@@ -41,19 +43,22 @@ STREAMS = (
 RATES = ("0.03", "0.1")
 ROWS = ("recipe", "fpf+er", "fpf+derpp", "gdumb")
 FEWER_EPOCHS = {"seq-pathmnist": 2, "seq-tinyimagenet": 1}  # in validation, where five would take most of the time
-Validation = Mapping[str, Mapping[str, Mapping[str, float]]]  # accuracy by row, stream and rate
+VARIANTS: Mapping[str, Mapping[str, Any]] = {"recipe-masked": {"method": "masked"}, "recipe-uncropped": {"ft_pad": 0}}
+Validation = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]  # accuracies of seeds by row, stream and rate
 
 
 def settings_of(stream: str, row: str, rate: str | None, seed: int, device: str, *, validation: bool) -> Settings:
     """Return the settings of one run."""
-    given: dict[str, Any] = {**preset_table("stream_defaults")[stream]}
+    given: dict[str, Any] = {**presets.preset_table("stream_defaults")[stream]}
     given |= {"seed": seed, "device": device, "validation": validation}
     if rate is not None:
         given["lr"] = float(rate)
     if validation:
         given["epochs"] = FEWER_EPOCHS.get(stream, given["epochs"])
-    if row == "recipe":
-        return resolve(stream, None, given)[0]
+    if row == "recipe" or row in VARIANTS:
+        recipe = {name: value for name, (value, _) in presets.recipe(stream).items()}
+        values = {**recipe, **given, "budget": BUDGET, **VARIANTS.get(row, {})}
+        return resolve(stream, values.pop("method"), values)[0]
     repair, _, method = row.rpartition("+")
     if repair:
         given |= {"repair": repair, "budget": BUDGET}
@@ -64,13 +69,13 @@ def settings_of(stream: str, row: str, rate: str | None, seed: int, device: str,
 
 def is_perceptron(stream: str) -> bool:
     """Return whether the stream's network has no batch norm."""
-    return bool(preset_table("stream_defaults")[stream]["network"] == "mlp")
+    return bool(presets.preset_table("stream_defaults")[stream]["network"] == "mlp")
 
 
 def choose(validation: Validation, row: str, stream: str) -> str | None:
     """Return the rate of a row on a stream: the best on the other streams of the same kind; none for GDumb."""
     others = [
-        rates
+        {rate: fmean(accuracies) for rate, accuracies in rates.items()}
         for other, rates in validation.get(row, {}).items()
         if other != stream and is_perceptron(other) == is_perceptron(stream)
     ]
@@ -127,11 +132,12 @@ def main() -> None:
     runs = content.setdefault("runs", [])
     final = arguments.stage == "final"
     planned: dict[str, tuple[str, str | None, Settings]] = {}
+    validated: dict[tuple[str, str, str | None], dict[int, float]] = defaultdict(dict)  # by row, stream, rate and seed
     for stream in arguments.streams.split(","):
         for row in arguments.rows.split(","):
             rates = [choose(measured, row, stream)] if final else RATES if row != "gdumb" else ()
             for rate in rates:
-                for seed in range(arguments.seeds if final else 1):
+                for seed in range(arguments.seeds):
                     settings = settings_of(stream, row, rate, seed, arguments.device, validation=not final)
                     planned[settings.id] = (row, rate, settings)
     began = time.perf_counter()
@@ -146,7 +152,10 @@ def main() -> None:
             key = ("stream", "row", "seed")
             runs[:] = [run for run in runs if any(run[name] != entry[name] for name in key)] + [entry]
         else:
-            measured.setdefault(row, {}).setdefault(settings.stream, {})[str(rate)] = result.accuracy
+            seeds = validated[row, settings.stream, rate]
+            seeds[settings.seed] = result.accuracy
+            by_rate = measured.setdefault(row, {}).setdefault(settings.stream, {})
+            by_rate[str(rate)] = [accuracy for _, accuracy in sorted(seeds.items())]
         record.write_json({**content, **provenance(arguments.device)}, arguments.out)
 
 

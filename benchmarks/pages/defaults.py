@@ -125,8 +125,8 @@ def rate_table(validation: Validation) -> str:
         [
             "recipe" if row == "recipe" else row_name(row),
             NAMES[stream],
-            cell(rates["0.03"]),
-            cell(rates["0.1"]),
+            cell(mean(rates["0.03"])),
+            cell(mean(rates["0.1"])),
             choose(validation, row, stream) or "–",
         ]
         for row, by_stream in validation.items()

@@ -89,8 +89,25 @@ def test_a_run_without_a_method_is_the_recommended_recipe():
         policy="distinct", finetune=finetune, seed=2,
     )  # fmt: skip
     recommended = {name for name, source in sources.items() if source == "recommended recipe"}
-    assert recommended == {"method", "repair", "kd", "groups", "policy", "lr", "budget"}
+    assert recommended == {"method", "repair", "kd", "groups", "policy", "lr", "budget", "ft_pad"}
     assert sources["epochs"] == "default of seq-cifar10"
+
+
+def test_the_recipe_of_a_perceptron_has_the_loss_over_all_classes():
+    assert resolve("seq-digits", None, {})[0].method == "sgd"
+    assert resolve("seq-cifar10", None, {"network": "mlp"})[0].method == "sgd"
+    assert resolve("seq-digits", None, {"network": "vgg11"})[0].method == "masked"
+
+
+def test_a_budget_replaces_the_crops_that_were_searched():
+    searched = resolve("seq-pacs", "er", {"repair": "fpf", "buffer": 200})[0]
+    assert searched.finetune.pad == 28
+    tuned = resolve("seq-pacs", "er", {"repair": "fpf", "buffer": 200, "budget": 0.8})[0]
+    assert tuned.finetune.pad == "auto"
+    given = resolve("seq-pacs", "er", {"repair": "fpf", "buffer": 200, "budget": 0.8, "ft_pad": 0})[0]
+    assert given.finetune.pad == 0
+    assert Settings.from_dict(given.to_dict()) == given
+    assert Settings.from_dict(tuned.to_dict()) == tuned
 
 
 def test_given_settings_override_the_recipe():

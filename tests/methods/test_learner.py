@@ -1,9 +1,11 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from forgetless.data.builders import from_tensors
 from forgetless.networks import mlp, resnet18
 from forgetless.networks.mlp import backpropagates
 from helpers import learner, small_stream
@@ -55,6 +57,13 @@ def test_an_sgd_step_of_a_resnet_has_autograds_bits():
     assert not loss.requires_grad
     for one, two in zip(network.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_repairs_crop_where_training_does_not_and_the_network_has_convolutions():
+    stream = from_tensors(torch.rand(40, 3, 16, 24), torch.arange(4).repeat(10), [2, 2])
+    assert learner(resnet18(4, width=2), stream).usual_pad() == 2  # an eighth of the shorter side
+    assert learner(resnet18(4, width=2), replace(stream, pad=4)).usual_pad() == 0
+    assert learner(mlp(4, inputs=3 * 16 * 24), stream).usual_pad() == 0
 
 
 def test_a_parameter_outside_the_loss_stays():

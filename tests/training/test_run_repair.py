@@ -235,6 +235,18 @@ def test_a_finetuning_crops_by_its_own_pad():
     assert not torch.equal(weights(1, bare), weights(0, bare))
 
 
+def test_repairs_within_a_budget_crop_by_an_eighth_of_the_side():
+    stream = dataclasses.replace(image_stream(), pad=0)  # 8×8 images
+
+    def weights(**settings):
+        network = with_seed(lambda: networks.resnet18(4, width=2), 0)
+        list(train(stream, SGD(), network, batch=16, buffer=40, finetune=Finetune.within(spread=False, **settings)))
+        return torch.cat([value.flatten().float() for value in network.state_dict().values()])
+
+    assert torch.equal(weights(), weights(pad=1))
+    assert not torch.equal(weights(), weights(pad=0))
+
+
 def test_gdumb_reports_no_sensitivity():
     finetune = Finetune.k_fpf(5, steps=3, batch=6, groups=("fc2",))
     network = networks.mlp(6, inputs=4, hidden=(8,))

@@ -18,7 +18,7 @@ from forgetless.config.fields import Setting
 from forgetless.config.units import si_prefix
 from forgetless.experiments import record
 from forgetless.experiments.finished import changed_code, find_current, set_aside
-from forgetless.experiments.presets import preset_table
+from forgetless.experiments.presets import recipe
 from forgetless.experiments.record import Record
 from forgetless.experiments.settings import Settings, resolve
 
@@ -49,13 +49,13 @@ def run(
 ) -> None:
     """Train a METHOD on a STREAM. The method's own settings are options too, such as --alpha 0.2.
 
-    Without a METHOD, the recommended recipe is trained: SGD whose loss covers the current task's classes, with k-FPF-KD
-    that tunes itself.
+    Without a METHOD, the recommended recipe is trained: SGD with k-FPF-KD that tunes itself. Except for perceptrons,
+    the loss covers only the current task's classes.
     """
     rest = context.args
     if method is not None and method.startswith("--"):  # an unknown option stands where the method would
         rest, method = [method, *rest], None
-    chosen = options.parse_settings(given, SETTINGS, rest, method or preset_table("recipe")["method"], fpf, k_fpf)
+    chosen = options.parse_settings(given, SETTINGS, rest, method or recipe(stream)["method"][0], fpf, k_fpf)
     settings, sources = resolve(stream, method, chosen)
     extras = options.parse_options(given, EXTRAS)
     file = record.path(out, settings)

@@ -55,6 +55,11 @@ class Preparation:
                 for values in (stream.mean, stream.std)
             )
 
+    @property
+    def crops(self) -> bool:
+        """Whether training images are cropped."""
+        return self._pad > 0
+
     def cropping(self, pad: int) -> Preparation:
         """Return a preparation with crops that reach over the edge by ``pad`` and see the image mirrored there."""
         cropping = copy(self)

@@ -116,7 +116,7 @@ class Settings(TrainSettings):
                 if values.get(name) is not None
             }
             if "budget" in given:
-                finetune = Finetune.within(**given, spread=repair == "k-fpf")
+                finetune = Finetune.within(**{"pad": 0} | given, spread=repair == "k-fpf")
             else:
                 finetune = Finetune(**given) if repair == "fpf" else Finetune.k_fpf(**given)
         run_level = {name: values[name] for name in _run_level() if name in values}
@@ -166,8 +166,10 @@ def resolve(stream: str, method: str | None, given: Mapping[str, Any]) -> tuple[
     if str(given.get("device", "cpu")).startswith("cuda") and "precision" not in given:
         sourced["precision"] = "bf16", "default on a GPU"
     if repair != "none" and _tunes_itself(stream, given, recommended=bool(recommended)):
+        default = "recommended recipe" if recommended else f"default of {repair}"
         sourced = {name: pair for name, pair in sourced.items() if name not in SCHEDULE}
-        sourced.setdefault("budget", (BUDGET, "recommended recipe" if recommended else f"default of {repair}"))
+        sourced.setdefault("budget", (BUDGET, default))
+        sourced["ft_pad"] = (given["ft_pad"], "given") if "ft_pad" in given else ("auto", default)
     values = {name: value for name, (value, _) in sourced.items() if name != "method"}
     options = {name: values.pop(name) for name in list(values) if name not in declared and name != "repair"}
     if options:

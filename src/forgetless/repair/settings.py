@@ -50,9 +50,10 @@ class Finetune(Checked):
         THRESHOLDS["FPF"], "With groups auto: repair the groups whose S_g is above this.", recorded="always"
     )
     batch: int = setting(32, "Examples drawn from the buffer per step of a repair.", least=1, recorded="never")
-    pad: int = setting(
-        0, "Repair on random crops shifted by up to this many pixels; 0: images as in training.", least=0,
-        option="ft_pad"
+    pad: int | str = setting(
+        0, "Repair on random crops shifted by up to this many pixels; 0: images as in training; auto (the default "
+        "within a budget): an eighth of the side, if the network has convolutions and training does not crop.",
+        least=0, choices=("auto",), expects="a whole number of 0 or more, or auto", option="ft_pad"
     )  # fmt: skip
     budget: float | None = setting(
         None, "Examples used by repairs per training example; repairs then tune themselves.", above=0, most=10
@@ -87,7 +88,7 @@ class Finetune(Checked):
     def within(cls, budget: float = BUDGET, **settings: Any) -> Finetune:
         """Return the settings of repairs that tune themselves within a budget."""
         schedule: dict[str, Any] = dict.fromkeys(("every", "steps", "lr", "threshold"))
-        return cls(**schedule | settings, budget=budget)
+        return cls(**schedule | {"pad": "auto"} | settings, budget=budget)
 
     @property
     def at_end_only(self) -> bool:

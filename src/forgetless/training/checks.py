@@ -43,7 +43,7 @@ def _check_finetune(finetune: Finetune, buffer: int, stream: Stream, method: Met
             f"it must be {finetune.batch} or more"
         )
     pixels = min(stream.shape[-2:]) if len(stream.shape) == 3 else 0
-    if finetune.pad and finetune.pad >= pixels:
+    if isinstance(finetune.pad, int) and finetune.pad and finetune.pad >= pixels:
         valid = f"below the images' {pixels} pixels" if pixels else f"0, as shape {stream.shape} is not an image"
         raise ValueError(f"pad of the finetuning (in a run: ft_pad) is {finetune.pad}; it must be {valid}")
     if finetune.groups == "auto" and finetune.budget is None and not method.sequential:
