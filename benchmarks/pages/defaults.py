@@ -15,6 +15,8 @@ from pages.template import markdown_table
 
 NAMES = STREAM_NAMES | {"seq-digits": "Seq-digits", "seq-mnist": "Seq-MNIST", "rot-mnist": "Rot-MNIST"}
 Run = Mapping[str, Any]
+ROWS = ("er", "derpp", "fpf+er", "fpf+derpp", "gdumb", "recipe")
+ROW_NAMES = {"recipe-masked": "recipe, masked loss", "recipe-uncropped": "recipe without crops"}
 TUNED_FPF = ("fpf+er", "fpf+derpp")
 TUNED_RECIPE = ("k-fpf-kd+masked", "k-fpf-kd", "k-fpf-ce")
 LOOP_STREAMS = ("abrupt", "fading")
@@ -28,22 +30,23 @@ def values() -> dict[str, Any]:
     tuned = {
         stream: {"fpf": best_tuned(stream, TUNED_FPF), "recipe": best_tuned(stream, TUNED_RECIPE)} for stream in rows
     }
-    measured = [stream for stream, row in rows.items() if "er" in row]
+    behind = {NAMES[stream]: max(row[name] for name in ROWS) - row["recipe"] for stream, row in rows.items()}
+    below_tuned = {
+        NAMES[stream]: max(each for each in best.values() if each) - rows[stream]["recipe"]
+        for stream, best in tuned.items()
+        if best["recipe"]
+    }
     return {
         "record": recorded,
         "table": table(rows, tuned),
         "rates": rate_table(recorded["validation"]),
-        "ahead": [NAMES[stream] for stream in measured if rows[stream]["recipe"] >= best_replay(rows[stream])],
-        "behind": [NAMES[stream] for stream in measured if rows[stream]["recipe"] < best_replay(rows[stream])],
-        "below_tuned": {
-            NAMES[stream]: best["recipe"] - rows[stream]["recipe"] for stream, best in tuned.items() if best["recipe"]
+        "gains": {
+            name: gains(recorded["validation"], name, rate) for name, rate in (("masked", "0.1"), ("uncropped", "0.03"))
         },
-        "fpf_ahead": {
-            NAMES[stream]: row["fpf+derpp"] - row["recipe"]
-            for stream, row in rows.items()
-            if row.get("fpf+derpp", 0) > row["recipe"]
-        },
-        "rows": rows,
+        "behind": {stream: points for stream, points in behind.items() if points > 1},
+        "below_tuned": {stream: points for stream, points in below_tuned.items() if points > 2},
+        "below_elsewhere": max(points for points in below_tuned.values() if points <= 2),
+        "costs": [row["cost"] for row in rows.values()],
         "loop": plain_loop(benchmark_record("plain-loop.json")),
     }
 
@@ -70,9 +73,12 @@ def values_of(runs: Sequence[Run], stream: str, row: str, name: str) -> list[Any
     return [run[name] for run in runs if (run["stream"], run["row"]) == (stream, row)]
 
 
-def best_replay(row: Mapping[str, float]) -> float:
-    """Return the better of ER, DER++ and GDumb."""
-    return max(row["er"], row["derpp"], row.get("gdumb", 0.0))
+def gains(validation: Validation, variant: str, rate: str) -> dict[str, float]:
+    """Return by how many points the recipe is above a variant of itself, by stream."""
+    return {
+        NAMES[stream]: mean(validation["recipe"][stream][rate]) - mean(rates[rate])
+        for stream, rates in validation[f"recipe-{variant}"].items()
+    }
 
 
 def best_tuned(stream: str, labels: Sequence[str]) -> float | None:
@@ -106,7 +112,7 @@ def table(rows: Mapping[str, Mapping[str, float]], tuned: Mapping[str, Mapping[s
     ]
     lines = []
     for stream, row in rows.items():
-        accuracies = [cell(row.get(name)) for name in ("er", "derpp", *TUNED_FPF, "gdumb", "recipe")]
+        accuracies = [cell(row.get(name)) for name in ROWS]
         lines.append(
             [
                 NAMES[stream],
@@ -123,7 +129,7 @@ def rate_table(validation: Validation) -> str:
     """Return the validation accuracies by rate, and the rate that the other streams choose."""
     lines = [
         [
-            "recipe" if row == "recipe" else row_name(row),
+            ROW_NAMES.get(row) or row_name(row),
             NAMES[stream],
             cell(mean(rates["0.03"])),
             cell(mean(rates["0.1"])),
