@@ -10,8 +10,9 @@
   networks have batch norm, or on those whose networks have none.
 
 Both add what they measure to benchmarks/records/one-out.json. Nothing else is chosen: the stream states network,
-epochs, batch size and buffer; all rows repair within the default budget. Finished runs in FOLDER are skipped. A row
-``fpf+er`` also measures ``er``: its record holds the accuracies before the repair.
+epochs, batch size and buffer; all rows repair within the default budget. A row ``fpf+er`` also measures ``er``: its
+record holds the accuracies before the repair. Finished runs in FOLDER are skipped. On a GPU, SIGTERM or Ctrl-C writes a
+checkpoint of each run under way, which the same command resumes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from statistics import fmean
 from typing import Any
 
 from forgetless.experiments import presets, record
+from forgetless.experiments.checkpoint import Stop, Stopped
 from forgetless.experiments.execution import Execution
 from forgetless.experiments.jobs import Planned, RunDone, RunFailed
 from forgetless.experiments.pack import run_lanes
@@ -94,7 +96,9 @@ def outcomes(runs: list[Settings], arguments: argparse.Namespace) -> Iterator[tu
             if isinstance(event, RunDone):
                 yield event.settings, record.read_run(arguments.work, event.settings)
         return
-    for settings, result in run_lanes(runs, arguments.lanes, arguments.work):
+    stop = Stop()
+    stop.listen()
+    for settings, result in run_lanes(runs, arguments.lanes, arguments.work, stop=stop):
         if not isinstance(result, Record):
             raise result.error
         yield settings, result
@@ -160,4 +164,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Stopped:
+        raise SystemExit("stopped; the same command resumes") from None

@@ -42,7 +42,7 @@ from forgetless import __version__
         (["run", "seq-digits", "er", "--precision", "fp8"], "error: precision is 'fp8'; it must be one of fp32"),
         (["run", "seq-digits", "er", "--device", "cuda:99"], "GPUs here; use cpu"),
         (["run", "seq-digits", "er", "--epochs", "two"], "error: Invalid value for '--epochs'"),
-        (["run", "seq-digits", "--epoch", "3"], "masked has no setting 'epoch'; did you mean 'epochs'?"),
+        (["run", "seq-digits", "--epoch", "3"], "sgd has no setting 'epoch'; did you mean 'epochs'?"),
         (["run", "rot-mnist", "icarl"], "is missing: run `forgetless data get mnist`"),
         (["run", "seq-mnist", "er"], "is missing: run `forgetless data get mnist`, or set FORGETLESS_DATA"),
         (["data", "get", "mnits"], "error: no data set named 'mnits'; did you mean 'mnist'?"),
