@@ -301,15 +301,15 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "gdumb": [{}],
     },
     "seq-cifar10-50-epochs": {  # a point takes ten times as long, so most settings are those of 5 epochs
-        "recipe": [{}],
+        "recipe": [{"lr_decay": [1.0, 0.2]}],
         "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1], "kd": [0.05, 0.1]}],
-        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.1, 0.2]}],
+        "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.2], "lr_decay": [1.0, 0.2]}],
         "fpf+der": [LOW_RATES],
         "fpf+derpp": [LOW_RATES],
         "fpf+er_ace": [{"lr": [0.03, 0.1], **LOW_RATES}],
         "fpf+cls_er": [{"plastic_decay": [0.999], "stable_decay": [0.999], **LOW_RATES}],
-        "fpf+xder_rpc": [LOW_RATES],
+        "fpf+xder_rpc": [{"lr_decay": [0.2], **LOW_RATES}],  # as its authors do
         "fpf+star": [LOW_RATES],
     },
     "seq-digits": {  # for trying the script

@@ -151,10 +151,10 @@ def field_table(epochs: int, best: Mapping[tuple[str, int], BestRow], long: Meas
     ]
     for method in dict.fromkeys(figure.method for figure in figures()):
         by_column = {figure.column: figure for figure in figures() if figure.method == method}
-        cells = [by_column[column] for column in COLUMNS]
-        name = f"[{method}]({cells[0].source}){' †' if cells[0].in_note else ''} ({cells[0].paper})"
-        their_epochs = " / ".join(dict.fromkeys(str(figure.epochs) for figure in cells))
-        rows.append([name, their_epochs, *(figure.shown for figure in cells)])
+        first = next(iter(by_column.values()))
+        name = f"[{method}]({first.source}){' †' if first.in_note else ''} ({first.paper})"
+        their_epochs = " / ".join(dict.fromkeys(str(figure.epochs) for figure in by_column.values()))
+        rows.append([name, their_epochs, *(by_column[c].shown if c in by_column else "–" for c in COLUMNS)])
     return markdown_table(["", "epochs", *(column_name(*column) for column in COLUMNS)], rows)
 
 

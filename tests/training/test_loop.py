@@ -11,6 +11,7 @@ from forgetless.data.builders import from_tensors
 from forgetless.data.stream import Split
 from forgetless.methods.er import ER
 from forgetless.methods.joint import Joint
+from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
 from forgetless.training import metrics
 from forgetless.training.events import Began, EpochEnded, Stepped, TaskEnded
@@ -39,6 +40,35 @@ def test_only_the_same_seed_repeats_a_run():
         weights.append(torch.cat([p.detach().flatten() for p in result.network.parameters()]))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_learning_rate_falls_within_each_task():
+    rates, ends = [], []
+
+    class Noting(SGD):
+        def step(self, learner, batch):
+            rates.append(learner.lr)
+            return super().step(learner, batch)
+
+        def end_task(self, learner, task, number):
+            ends.append(learner.lr)
+
+    run_small(Noting(), epochs=10, batch=60, lr=0.2, lr_decay=0.1)  # a step per epoch
+    assert rates == pytest.approx([*[0.2] * 7, 0.02, 0.02, 0.002] * 3)
+    assert ends == [0.2] * 3
+
+
+def test_a_run_resumes_with_the_learning_rate_of_its_epoch():
+    settings = {"epochs": 4, "batch": 6, "lr": 0.2, "lr_decay": 0.1}
+
+    def weights(run):
+        *_, last = run
+        return torch.cat([p.detach().flatten() for p in last.result.network.parameters()])
+
+    whole = weights(train(STREAM, SGD(), small_network(), **settings))
+    run = train(STREAM, SGD(), small_network(), **settings)
+    state = next(run.state_dict() for event in run if isinstance(event, Stepped) and event.step == 40)  # its 4th epoch
+    assert torch.equal(weights(train(STREAM, SGD(), small_network(), state=state, **settings)), whole)
 
 
 def test_the_global_random_state_is_neither_used_nor_changed():

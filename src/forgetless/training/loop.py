@@ -141,11 +141,9 @@ def _train_task(run: RunState) -> Generator[Event]:
     if not (run.trained or run.finishing):
         loader = run.loader or run.load_task()
         for epoch in range(position.epoch, run.settings.epochs):
-            position.epoch = epoch
+            run.begin_epoch(epoch)
             yield from _train_epoch(run, loader)
-        loader.close()
-        run.loader = None
-        run.engine.discard_graphs("train")
+        run.close_task()
     if not run.trained:
         with run.clock.phase("train"):
             if not run.finishing:

@@ -7,6 +7,8 @@ from forgetless.config.fields import SEED, Checked, setting
 from forgetless.memory.settings import Memory
 from forgetless.repair.settings import Finetune
 
+LOWER_FROM = (0.7, 0.9)  # shares of a task's epochs from which on the learning rate is lower, as X-DER's authors do
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(Checked):
@@ -18,6 +20,9 @@ class TrainSettings(Checked):
         None, "Examples drawn from the buffer at a time; default: the batch size.", least=1, recorded="always"
     )
     lr: float = setting(0.1, "Learning rate.", above=0, recorded="always")
+    lr_decay: float = setting(
+        1.0, "Factor of the learning rate from 70 % of each task's epochs on, and again from 90 % on.", above=0, most=1
+    )
     weight_decay: float = setting(0.0, "Weight decay.", least=0, recorded="always")
     buffer: int = setting(Memory.capacity, "Examples the buffer holds.", least=0, recorded="always")
     policy: str = setting(
@@ -51,3 +56,8 @@ class TrainSettings(Checked):
         object.__setattr__(self, "replay", self.batch if self.replay is None else self.replay)
         object.__setattr__(self, "device", str(self.device))  # a torch.device, too
         super().__post_init__()
+
+    def rate(self, epoch: int) -> float:
+        """Return the learning rate of an epoch of a task (from 0)."""
+        falls = sum(epoch / self.epochs >= share for share in LOWER_FROM)
+        return self.lr * self.lr_decay**falls

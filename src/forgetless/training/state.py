@@ -155,6 +155,21 @@ class RunState:
         self.loader = Loader(examples, self.settings.batch, self.engine, self.order, smallest=smallest)
         return self.loader
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the learning rate of an epoch of the current task."""
+        self.position.epoch = epoch
+        if (rate := self.settings.rate(epoch)) != self.learner.lr:
+            self.learner.lr = rate
+            self.engine.discard_graphs("train")  # they hold the rate
+
+    def close_task(self) -> None:
+        """Release what the current task was trained with. What the method does next has the full learning rate."""
+        assert self.loader is not None
+        self.loader.close()
+        self.loader = None
+        self.learner.lr = self.settings.lr
+        self.engine.discard_graphs("train")
+
     def result(self) -> Result:
         """Return what the run has measured, once it is over."""
         repair, tracker, measured = self.repair, self.repair.tracker, self.measured
