@@ -80,9 +80,7 @@ def reproduce(
     if not records:
         raise ValueError(f"all runs failed; {RETRY_HINT}")
     measured = paper.measure(lines, records)
-    for name in dict.fromkeys(entry.line.stream for entry in measured):
-        print_line(name)
-        _print_comparison([entry for entry in measured if entry.line.stream == name])
+    _print_comparisons(measured)
     print_mixed_versions(records)
     findings = list(item.judge(measured))
     for finding in findings:
@@ -90,10 +88,7 @@ def reproduce(
     chosen = [str(value) for value in (stream, buffer, *options.rows, seeds and f"seeds-{seeds}") if value]
     file = out / f"{'-'.join(['reproduce', what, *chosen])}{'-quick' * quick}.json"
     record.write_json(paper.to_dict(what, measured, findings, remarks), file)
-    for name, figure in item.draw(measured).items():
-        stem = "-".join([what, *(word for word in chosen if f"-{word}-" not in f"-{name}-"), name])
-        for figure_file in charts.save(figure, figures, stem.replace(":", "-"), formats.split(",")):
-            print_note(f"figure: {figure_file}")
+    _save_figures(what, chosen, measured, figures, formats.split(","))
     print_note(f"{progress}; result: {file}")
     if progress.failed:
         raise typer.Exit(1)
@@ -107,6 +102,13 @@ def _watch_filters(runs: list[Planned], out: Path) -> Iterator[SweepEvent]:
         yield RunStarted(run.settings)
         filters.measure_filters(run, out)
         yield RunDone(run.settings)
+
+
+def _print_comparisons(measured: list[paper.Measured]) -> None:
+    """Print the rows of each stream."""
+    for stream in dict.fromkeys(entry.line.stream for entry in measured):
+        print_line(stream)
+        _print_comparison([entry for entry in measured if entry.line.stream == stream])
 
 
 def _print_comparison(measured: list[paper.Measured]) -> None:
@@ -125,6 +127,16 @@ def _print_comparison(measured: list[paper.Measured]) -> None:
             cells["in s.e."] = "" if errors is None else f"{errors:+.1f}"
         lines.append([cells.get(heading, "") for heading in headings])
     print_table(headings, lines, numbers=True)
+
+
+def _save_figures(
+    what: str, chosen: list[str], measured: list[paper.Measured], folder: Path, formats: list[str]
+) -> None:
+    """Save the figures of an item. Their names hold the options that were chosen, each once."""
+    for name, figure in ITEMS[what].draw(measured).items():
+        stem = "-".join([what, *(word for word in chosen if f"-{word}-" not in f"-{name}-"), name])
+        for file in charts.save(figure, folder, stem.replace(":", "-"), formats):
+            print_note(f"figure: {file}")
 
 
 def _list_items(options: paper.Options) -> None:
