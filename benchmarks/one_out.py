@@ -3,13 +3,13 @@
     python benchmarks/one_out.py validate --streams STREAM,… --device cuda --seeds 1 --work FOLDER
     python benchmarks/one_out.py final --streams STREAM,… --device cuda --seeds 3 --work FOLDER
 
-- ``validate`` trains each row at every learning rate, with a tenth of the training images held out. It also takes two
-  variants of the recipe: ``recipe-masked``, with the loss over the task's own classes for perceptrons too, and
+- ``validate`` trains each row at every learning rate, with a tenth of the training images held out. ``--rows`` may also
+  name two variants of the recipe: ``recipe-masked``, with the loss over the task's own classes for perceptrons too, and
   ``recipe-uncropped``, which repairs on whole images.
 - ``final`` trains each row on all images, at the rate with the smallest mean shortfall on the *other* streams whose
   networks have batch norm, or on those whose networks have none.
 
-Both add what they measure to benchmarks/records/one-out.json. Nothing else is chosen: the stream states network,
+Both add what they measure to benchmarks/records/one-out.json. No other setting is chosen: the stream states network,
 epochs, batch size and buffer; all rows repair within the default budget. A row ``fpf+er`` also measures ``er``: its
 record holds the accuracies before the repair. Finished runs in FOLDER are skipped. On a GPU, SIGTERM or Ctrl-C writes a
 checkpoint of each run under way, which the same command resumes.
@@ -20,8 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -46,7 +45,7 @@ RATES = ("0.03", "0.1")
 ROWS = ("recipe", "fpf+er", "fpf+derpp", "gdumb")
 FEWER_EPOCHS = {"seq-pathmnist": 2, "seq-tinyimagenet": 1}  # in validation, where five would take most of the time
 VARIANTS: Mapping[str, Mapping[str, Any]] = {"recipe-masked": {"method": "masked"}, "recipe-uncropped": {"ft_pad": 0}}
-Validation = Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]  # accuracies of seeds by row, stream and rate
+Validation = Mapping[str, Mapping[str, Mapping[str, Mapping[str, float]]]]  # accuracy by row, stream, rate and seed
 
 
 def settings_of(stream: str, row: str, rate: str | None, seed: int, device: str, *, validation: bool) -> Settings:
@@ -77,7 +76,7 @@ def is_perceptron(stream: str) -> bool:
 def choose(validation: Validation, row: str, stream: str) -> str | None:
     """Return the rate of a row on a stream: the best on the other streams of the same kind; none for GDumb."""
     others = [
-        {rate: fmean(accuracies) for rate, accuracies in rates.items()}
+        {rate: fmean(seeds.values()) for rate, seeds in rates.items()}
         for other, rates in validation.get(row, {}).items()
         if other != stream and is_perceptron(other) == is_perceptron(stream)
     ]
@@ -136,7 +135,6 @@ def main() -> None:
     runs = content.setdefault("runs", [])
     final = arguments.stage == "final"
     planned: dict[str, tuple[str, str | None, Settings]] = {}
-    validated: dict[tuple[str, str, str | None], dict[int, float]] = defaultdict(dict)  # by row, stream, rate and seed
     for stream in arguments.streams.split(","):
         for row in arguments.rows.split(","):
             rates = [choose(measured, row, stream)] if final else RATES if row != "gdumb" else ()
@@ -156,10 +154,8 @@ def main() -> None:
             key = ("stream", "row", "seed")
             runs[:] = [run for run in runs if any(run[name] != entry[name] for name in key)] + [entry]
         else:
-            seeds = validated[row, settings.stream, rate]
-            seeds[settings.seed] = result.accuracy
             by_rate = measured.setdefault(row, {}).setdefault(settings.stream, {})
-            by_rate[str(rate)] = [accuracy for _, accuracy in sorted(seeds.items())]
+            by_rate.setdefault(str(rate), {})[str(settings.seed)] = result.accuracy
         record.write_json({**content, **provenance(arguments.device)}, arguments.out)
 
 

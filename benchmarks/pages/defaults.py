@@ -76,7 +76,7 @@ def values_of(runs: Sequence[Run], stream: str, row: str, name: str) -> list[Any
 def gains(validation: Validation, variant: str, rate: str) -> dict[str, float]:
     """Return by how many points the recipe is above a variant of itself, by stream."""
     return {
-        NAMES[stream]: mean(validation["recipe"][stream][rate]) - mean(rates[rate])
+        NAMES[stream]: mean(validation["recipe"][stream][rate].values()) - mean(rates[rate].values())
         for stream, rates in validation[f"recipe-{variant}"].items()
     }
 
@@ -131,8 +131,8 @@ def rate_table(validation: Validation) -> str:
         [
             ROW_NAMES.get(row) or row_name(row),
             NAMES[stream],
-            cell(mean(rates["0.03"])),
-            cell(mean(rates["0.1"])),
+            cell(mean(rates["0.03"].values())),
+            cell(mean(rates["0.1"].values())),
             choose(validation, row, stream) or "–",
         ]
         for row, by_stream in validation.items()

@@ -109,7 +109,7 @@ def best_row(stream: str, buffer: int) -> BestRow:
 
 
 def untuned_accuracies(stream: str, buffer: int) -> list[float]:
-    """Return the accuracies of the recommended recipe, of which nothing was chosen on the stream."""
+    """Return the accuracies of the recommended recipe, whose learning rate was chosen on other streams."""
     runs = benchmark_record("one-out.json")["runs"] if buffer == 500 else []
     return [run["accuracy"] for run in runs if (run["stream"], run["row"]) == (stream, "recipe")]
 

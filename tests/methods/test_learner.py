@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from forgetless.data.builders import from_tensors
 from forgetless.networks import mlp, resnet18
@@ -61,9 +62,12 @@ def test_an_sgd_step_of_a_resnet_has_autograds_bits():
 
 def test_repairs_crop_where_training_does_not_and_the_network_has_convolutions():
     stream = from_tensors(torch.rand(40, 3, 16, 24), torch.arange(4).repeat(10), [2, 2])
-    assert learner(resnet18(4, width=2), stream).usual_pad() == 2  # an eighth of the shorter side
-    assert learner(resnet18(4, width=2), replace(stream, pad=4)).usual_pad() == 0
-    assert learner(mlp(4, inputs=3 * 16 * 24), stream).usual_pad() == 0
+    assert learner(resnet18(4, width=2), stream).automatic_pad() == 2  # an eighth of the shorter side
+    assert learner(resnet18(4, width=2), replace(stream, pad=4)).automatic_pad() == 0
+    assert learner(mlp(4, inputs=3 * 16 * 24), stream).automatic_pad() == 0
+    flat = from_tensors(torch.rand(40, 192), torch.arange(4).repeat(10), [2, 2])
+    reshaping = nn.Sequential(nn.Unflatten(1, (3, 8, 8)), resnet18(4, width=2))
+    assert learner(reshaping, flat).automatic_pad() == 0
 
 
 def test_a_parameter_outside_the_loss_stays():

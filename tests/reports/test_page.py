@@ -124,3 +124,12 @@ def test_the_profile_draws_the_thresholds_of_its_rows(records):
     ]
     pages = page.html([*records[:1], *changed], "t", {}), page.html(records[:1], "t", {})
     assert [re.findall("FPF: [0-9.]+", text) for text in pages] == [["FPF: 0.5"], ["FPF: 0.3", "FPF: 1"]]
+
+
+def test_repairs_within_a_budget_have_no_threshold(records):
+    tuned = [
+        dataclasses.replace(r, settings={**r.settings, "threshold": None, "budget": 0.8})
+        for r in records
+        if r.label == "fpf+er"
+    ]
+    assert re.findall("FPF: [0-9.]+", page.html([*records[:1], *tuned], "t", {})) == ["FPF: 0.3", "FPF: 1"]

@@ -59,7 +59,7 @@ def test_the_learning_rate_falls_within_each_task():
 
 
 def test_a_run_resumes_with_the_learning_rate_of_its_epoch():
-    settings = {"epochs": 4, "batch": 6, "lr": 0.2, "lr_decay": 0.1}
+    settings = {"epochs": 4, "batch": 3, "lr": 0.2, "lr_decay": 0.1}  # 20 steps per epoch
 
     def weights(run):
         *_, last = run
@@ -67,7 +67,9 @@ def test_a_run_resumes_with_the_learning_rate_of_its_epoch():
 
     whole = weights(train(STREAM, SGD(), small_network(), **settings))
     run = train(STREAM, SGD(), small_network(), **settings)
-    state = next(run.state_dict() for event in run if isinstance(event, Stepped) and event.step == 40)  # its 4th epoch
+    state = next(
+        run.state_dict() for event in run if isinstance(event, Stepped) and event.step == 70
+    )  # in the 4th epoch
     assert torch.equal(weights(train(STREAM, SGD(), small_network(), state=state, **settings)), whole)
 
 

@@ -31,7 +31,7 @@ def recipe(stream: str, network: str | None = None) -> dict[str, tuple[Any, str]
     """
     defaults = preset_table("stream_defaults").get(stream, {})
     values = {name: (value, f"default of {stream}") for name, value in defaults.items()}
-    by_network = preset_table("recipe_by_network").get(network or defaults.get("network", ""), {})
+    by_network = preset_table("recipe_by_network").get(network or defaults.get("network", "mlp"), {})
     return values | {
         name: (value, "recommended recipe") for name, value in (preset_table("recipe") | by_network).items()
     }

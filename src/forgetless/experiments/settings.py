@@ -96,6 +96,8 @@ class Settings(TrainSettings):
             for name, declared in run_settings().items()
             if declared.recorded == "always" or values[name] != declared.default
         }
+        if self.finetune is not None and self.finetune.budget is not None:
+            recorded["ft_pad"] = self.finetune.pad  # whose default is another within a budget
         flat = {"repair": self.repair, "options": dict(self.options), **recorded}
         plain: dict[str, Any] = json.loads(json.dumps(flat))
         return plain
@@ -116,7 +118,7 @@ class Settings(TrainSettings):
                 if values.get(name) is not None
             }
             if "budget" in given:
-                finetune = Finetune.within(**{"pad": 0} | given, spread=repair == "k-fpf")
+                finetune = Finetune.within(**{"pad": 0} | given, spread=repair == "k-fpf")  # 0: records of 0.21
             else:
                 finetune = Finetune(**given) if repair == "fpf" else Finetune.k_fpf(**given)
         run_level = {name: values[name] for name in _run_level() if name in values}

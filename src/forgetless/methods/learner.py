@@ -115,18 +115,19 @@ class Learner:
         """Return images as inputs for training."""
         return self._prepare.augmented(x, self.generator)
 
-    def usual_pad(self) -> int:
-        """Return how far a repair shifts its crops unless told otherwise: an eighth of the side, as usual for CIFAR-10.
+    def automatic_pad(self) -> int:
+        """Return the width of a repair's crops unless it is given: an eighth of the side, as is usual for CIFAR-10.
 
-        A repair sees the few images of the buffer many times. It is 0 if training crops them too, and for networks
-        without convolutions, which do not recognise a shifted image.
+        Crops help because a repair sees the few images of the buffer many times. Return 0 if training already crops,
+        and for a network without 2-D convolutions, which does not recognise a shifted image.
         """
         convolutional = any(isinstance(module, nn.Conv2d) for module in self.network.modules())
-        return min(self.shape[-2:]) // 8 if convolutional and not self._prepare.crops else 0
+        crops = convolutional and len(self.shape) == 3 and not self._prepare.crops
+        return min(self.shape[-2:]) // 8 if crops else 0
 
     def augmenting(self, pad: int | str) -> Callable[[Tensor], Tensor]:
         """Return ``augment`` for a finetuning; if ``pad`` is not 0, it crops with mirrored edges of that width."""
-        width = self.usual_pad() if isinstance(pad, str) else pad
+        width = self.automatic_pad() if isinstance(pad, str) else pad
         if not width:
             return self.augment
         prepare = self._prepare.cropping(width)

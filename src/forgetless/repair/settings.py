@@ -52,7 +52,7 @@ class Finetune(Checked):
     batch: int = setting(32, "Examples drawn from the buffer per step of a repair.", least=1, recorded="never")
     pad: int | str = setting(
         0, "Repair on random crops shifted by up to this many pixels; 0: images as in training; auto (the default "
-        "within a budget): an eighth of the side, if the network has convolutions and training does not crop.",
+        "within a budget): an eighth of the side, if the network has 2-D convolutions and training does not crop.",
         least=0, choices=("auto",), expects="a whole number of 0 or more, or auto", option="ft_pad"
     )  # fmt: skip
     budget: float | None = setting(

@@ -38,7 +38,8 @@ class GroupChanges(NamedTuple):
 def thresholds(rows: Sequence[Row] = ()) -> Thresholds:
     """Return the thresholds of the rows that choose groups by S_g, or the defaults if there is no such row."""
     chosen = [row.settings for row in rows if row.settings["repair"] != "none" and row.settings["groups"] == "auto"]
-    used = sorted({(settings["threshold"], term(settings["repair"])) for settings in chosen})
+    scheduled = [settings for settings in chosen if settings["threshold"] is not None]  # a budget has no threshold
+    used = sorted({(settings["threshold"], term(settings["repair"])) for settings in scheduled})
     used = used or sorted((threshold, repair) for repair, threshold in THRESHOLDS.items())
     return {threshold: [repair for value, repair in used if value == threshold] for threshold, _ in used}
 

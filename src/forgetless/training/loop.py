@@ -143,7 +143,7 @@ def _train_task(run: RunState) -> Generator[Event]:
         for epoch in range(position.epoch, run.settings.epochs):
             run.begin_epoch(epoch)
             yield from _train_epoch(run, loader)
-        run.close_task()
+        run.end_epochs()
     if not run.trained:
         with run.clock.phase("train"):
             if not run.finishing:

@@ -7,7 +7,7 @@ from forgetless.config.fields import SEED, Checked, setting
 from forgetless.memory.settings import Memory
 from forgetless.repair.settings import Finetune
 
-LOWER_FROM = (0.7, 0.9)  # shares of a task's epochs from which on the learning rate is lower, as X-DER's authors do
+DECAYS = (0.7, 0.9)  # shares of a task's epochs after which the learning rate falls, as for X-DER in Mammoth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,9 @@ class TrainSettings(Checked):
     )
     lr: float = setting(0.1, "Learning rate.", above=0, recorded="always")
     lr_decay: float = setting(
-        1.0, "Factor of the learning rate from 70 % of each task's epochs on, and again from 90 % on.", above=0, most=1
-    )
+        1.0, "Factor of the learning rate after 70 % of each task's epochs, and again after 90 %; 1: constant. It has "
+        "no effect with fewer than 4 epochs.", above=0, most=1
+    )  # fmt: skip
     weight_decay: float = setting(0.0, "Weight decay.", least=0, recorded="always")
     buffer: int = setting(Memory.capacity, "Examples the buffer holds.", least=0, recorded="always")
     policy: str = setting(
@@ -59,5 +60,5 @@ class TrainSettings(Checked):
 
     def rate(self, epoch: int) -> float:
         """Return the learning rate of an epoch of a task (from 0)."""
-        falls = sum(epoch / self.epochs >= share for share in LOWER_FROM)
-        return self.lr * self.lr_decay**falls
+        decays = sum(epoch / self.epochs >= share for share in DECAYS)
+        return self.lr * self.lr_decay**decays

@@ -162,8 +162,8 @@ class RunState:
             self.learner.lr = rate
             self.engine.discard_graphs("train")  # they hold the rate
 
-    def close_task(self) -> None:
-        """Release what the current task was trained with. What the method does next has the full learning rate."""
+    def end_epochs(self) -> None:
+        """Release what the current task was trained with, and restore the full learning rate."""
         assert self.loader is not None
         self.loader.close()
         self.loader = None
