@@ -8,6 +8,7 @@ from math import floor, inf
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from committed import records
 from forgetless.paper import published
 from pages import better, images, newer
 from pages.names import STREAM_NAMES, column_name, joined, row_name, stream_and_buffer
@@ -275,5 +276,9 @@ def not_reached() -> dict[str, Any]:
         "not_reached_streams": sorted(streams),
         "compared": compared,
         "longer": benchmark_record("joint-pacs-10-epochs.json"),
-        "published_deviation": published.find("table1", "seq-pacs", buffer=500)["joint"].std,
+        "lower_rate": benchmark_record("joint-pacs-decay.json"),
+        "same_seed": next(
+            run.accuracy for run in records("seq-pacs") if run.label == "joint" and run.settings["seed"] == 0
+        ),
+        "joint_paper": published.find("table1", "seq-pacs", buffer=500)["joint"],
     }

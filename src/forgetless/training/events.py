@@ -54,13 +54,14 @@ class Repaired:
     """Groups were repaired after this step.
 
     The losses are those of the first and the last step of the finetuning; with a budget, those on the held-out examples
-    before and after it.
+    before and after it. A repair within a budget that did not lower them is undone, and not ``kept``.
     """
 
     step: int
     groups: tuple[str, ...]
     first_loss: float
     last_loss: float
+    kept: bool = True
 
 
 @dataclass(frozen=True)

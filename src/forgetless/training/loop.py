@@ -255,6 +255,8 @@ def _finetune_at_the_end(run: RunState) -> Generator[Event]:
         run.resumable = True
         yield events.Trained(run.position.step)
     if (repaired := (yield from _finetune(run, final=True))) is not None:
+        if not repaired.kept:
+            run.repair.selection.chosen = ()
         yield repaired
         return
     reason = run.repair.selection.why_not(run.repair.tracker.task_changes())

@@ -165,7 +165,7 @@ class Repair:
             yield Waiting() if learner.engine.will_wait() else progress
         self._moved = {name: tensors[name].detach() - value for name, value in before.items()}
         learner.finetuned = True
-        return Repaired(progress.step, groups, done.before.loss, done.after.loss)
+        return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=bool(done.losses))
 
     def _begin(self, groups: tuple[str, ...]) -> Finetuning:
         names, learner = self.selection.names(groups), self._learner

@@ -220,7 +220,7 @@ class RunState:
             "class_il": list(measured.class_il),
             "task_il": list(measured.task_il),
             "losses": [tuple(row) for row in measured.losses],
-            "finetunings": [[f.step, f.groups, f.first_loss, f.last_loss] for f in measured.finetunings],
+            "finetunings": [[f.step, f.groups, f.first_loss, f.last_loss, f.kept] for f in measured.finetunings],
             "seconds": self.clock.seconds(),
         }
 
@@ -256,7 +256,7 @@ class RunState:
             class_il=[tuple(row) for row in state["class_il"]],
             task_il=[tuple(row) for row in state["task_il"]],
             losses=[EpochLoss(*row) for row in state["losses"]],
-            finetunings=[Repaired(step, tuple(groups), *losses) for step, groups, *losses in state["finetunings"]],
+            finetunings=[Repaired(step, tuple(groups), *rest) for step, groups, *rest in state["finetunings"]],
         )
         self.clock.resume(state["seconds"])
         self.engine.load_state_dict(state["engine"])
