@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from forgetless.data.builders import from_tensors
 from forgetless.methods.joint import Joint
 from forgetless.methods.learner import Batch
 from forgetless.methods.masked import Masked
@@ -44,5 +45,16 @@ def test_masked_sgd_is_sgd_if_tasks_share_classes(make_network, make_learner):
     for kind, model in ((SGD, one), (Masked, other)):
         kind().step(make_learner(model, stream), Batch(split.x[:4], split.y[:4], 1))
     assert not torch.equal(one.fc1.weight, make_network().fc1.weight)
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_masked_sgd_is_sgd_on_a_task_of_one_class(make_network, make_learner):
+    stream = from_tensors(torch.rand(60, 4), torch.arange(6).repeat(10), [1] * 6)
+    split = stream.tasks[1].train
+    one, other = make_network(), make_network()
+    for kind, model in ((SGD, one), (Masked, other)):
+        loss, _ = kind().step(make_learner(model, stream), Batch(split.x[:4], split.y[:4], 1))
+        assert loss > 0
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)

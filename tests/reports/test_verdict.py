@@ -24,6 +24,7 @@ def row(records):
                 dataclasses.replace(
                     records[0], id=f"{label}-{seed}", label=label, accuracy=accuracy, share=share,
                     settings={**common, "seed": seed},
+                    finetunings=[{}] * (2 if repair == "k-fpf" else 1),
                     flops={"train": flops} if before is None else {"train": flops - 100, "finetune": 100},
                     before_finetuning=None if before is None else [before[seed]],
                 )
@@ -74,6 +75,19 @@ def test_a_repair_is_compared_run_by_run_with_what_it_repaired(row):
         "Repairing 25 % of the parameters afterwards (fpf+er) reaches 62.0 %, 2.0 points above ER, at 1.10 times the "
         "compute of ER. Replay at every step (ER) reaches 60.0 %."
     ]
+
+
+def test_a_repair_that_was_undone_is_no_change(row):
+    rows = [row("fpf+er", [50.0, 70.0004], 1100, share=0.0, before=[50.0, 70.0])]
+    assert paragraphs(rows) == [
+        "fpf+er, whose repairs changed nothing, reaches 60.0 %, within noise of ER, at 1.10 times the compute of ER. "
+        "Replay at every step (ER) reaches 60.0 %."
+    ]
+
+
+def test_the_default_order_is_named(row):
+    rows = [row("er", [20.0, 20.0], 1000), row("fpf+er", [80.0, 80.0], 2000, share=0.1, order=[1, 0])]
+    assert [text.split(":")[0] for text in paragraphs(rows)] == ["Default order", "Order [1, 0]"]
 
 
 NO_ROW = "No row is repaired; the best of 1 is"

@@ -247,6 +247,17 @@ def test_repairs_within_a_budget_crop_by_an_eighth_of_the_side():
     assert not torch.equal(weights(), weights(pad=0))
 
 
+def test_a_repair_that_is_undone_repairs_nothing(monkeypatch):
+    monkeypatch.setattr("forgetless.repair.tuning.CLEAR", 10.0)  # no fall of the loss is clear enough
+    monkeypatch.setattr("forgetless.repair.tuning.fell", lambda before, after: False)
+    network = networks.mlp(6, inputs=4, hidden=(8,))
+    *_, last = train(small_stream(), SGD(), network, batch=6, buffer=32, finetune=Finetune.within(spread=False))
+    (repaired,) = last.result.finetunings
+    assert not repaired.kept
+    assert repaired.first_loss == repaired.last_loss
+    assert last.result.profile.chosen == ()
+
+
 def test_gdumb_reports_no_sensitivity():
     finetune = Finetune.k_fpf(5, steps=3, batch=6, groups=("fc2",))
     network = networks.mlp(6, inputs=4, hidden=(8,))

@@ -71,6 +71,7 @@ class Learner:
         self.classes, self.tasks, self.shape = stream.classes, len(stream.tasks), stream.shape
         self._seen = [1 + max(c for task in stream.tasks[: t + 1] for c in task.classes) for t in range(self.tasks)]
         self.examples = [len(task.train) for task in stream.tasks]  # training examples per task
+        self.task_sizes = [len(task.classes) for task in stream.tasks]  # classes per task
         self.device = engine.device
         foreign = [[label not in task.classes for label in range(stream.classes)] for task in stream.tasks]
         self.foreign = torch.tensor(foreign, device=self.device)  # (tasks, classes): whether a class is not in a task

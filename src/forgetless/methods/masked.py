@@ -5,7 +5,7 @@
 Plain cross-entropy also lowers the scores of all classes outside the task, and k-FPF-KD would distil these scores from
 the stored logits. Here no gradient reaches them. On its own, the method never compares classes of different tasks and
 forgets like plain SGD; with k-FPF-KD it did best on Seq-CIFAR-10 (docs/findings.md). If all tasks have the same
-classes, it is plain SGD.
+classes, it is plain SGD. So it is on a task of a single class, whose loss would always be 0.
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ class Masked(Method):
 
     def step(self, learner: Learner, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         logits = learner.forward(learner.augment(batch.x))
-        loss = F.cross_entropy(learner.within_task(logits, batch.task), batch.y)
+        single = learner.task_sizes[batch.task] == 1
+        loss = F.cross_entropy(logits if single else learner.within_task(logits, batch.task), batch.y)
         learner.update(loss)
         return loss.detach(), {"logits": logits.detach()}

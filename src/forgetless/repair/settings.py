@@ -43,8 +43,8 @@ class Finetune(Checked):
         0.0, "Weight of the distance to the stored logits (λ of k-FPF-KD).", least=0, option="kd", recorded="always"
     )
     groups: str | tuple[str, ...] = setting(
-        "auto", "Groups to repair: auto (those that forget), all, or names.", expects="auto, all, or names of groups",
-        recorded="always"
+        "auto", "Groups to repair: auto (those that forget; within a budget all), all, or names.",
+        expects="auto, all, or names of groups", recorded="always"
     )  # fmt: skip
     threshold: float | None = setting(
         THRESHOLDS["FPF"], "With groups auto: repair the groups whose S_g is above this.", recorded="always"

@@ -36,9 +36,11 @@ class GroupChanges(NamedTuple):
 
 
 def thresholds(rows: Sequence[Row] = ()) -> Thresholds:
-    """Return the thresholds of the rows that choose groups by S_g, or the defaults if there is no such row."""
+    """Return the thresholds of the rows that choose groups by S_g; the defaults if no row chooses groups at all."""
     chosen = [row.settings for row in rows if row.settings["repair"] != "none" and row.settings["groups"] == "auto"]
     scheduled = [settings for settings in chosen if settings["threshold"] is not None]  # a budget has no threshold
+    if chosen and not scheduled:
+        return {}
     used = sorted({(settings["threshold"], term(settings["repair"])) for settings in scheduled})
     used = used or sorted((threshold, repair) for repair, threshold in THRESHOLDS.items())
     return {threshold: [repair for value, repair in used if value == threshold] for threshold, _ in used}
@@ -149,7 +151,7 @@ def dynamics(record: Record, title: str, over: str = "epochs", limits: Threshold
     """Draw the change of each group: between consecutive epochs, or from task to task (see ``group_changes``)."""
     figure, (axes,) = _open()
     changes = group_changes(record, over)
-    scores, limits = record.sensitivity, limits or thresholds()
+    scores, limits = record.sensitivity, thresholds() if limits is None else limits
     looks = _looks({group: group_family(scores.get(group), limits) for group in changes.series})
     for group, values in changes.series.items():
         axes.plot(range(1, len(values) + 1), values, markersize=3, label=group, **looks[group])

@@ -17,6 +17,7 @@ from forgetless.reports.glossary import glossary, meaning, with_links
 from forgetless.reports.rows import HEADINGS, Row, best_rows, by_stream, cells, profile_row, table_rows
 from forgetless.reports.verdict import cards, verdict
 
+ABOVE = "A repair finetunes the groups above its threshold."
 REPAIRED_LATER = " Without --anytime, FPF repairs only after the last task and k-FPF at its interval."
 FILTER = '<input type="search" placeholder="Filter rows" aria-label="Filter rows">'  # of a long table and its charts
 MATRICES = 24  # the page of a large sweep shows those of the best rows only
@@ -77,6 +78,8 @@ def _section(stream: str, records: Sequence[Record], links: Mapping[str, str], a
         dynamics=svg.dynamics(profiled.records[0], limits),
         profiled=escape(profiled.label),
         seed=escape(str(profiled.settings["seed"])),
+        rule=ABOVE if limits else "Repairs within a budget do not depend on it.",
+        colours="The colour is that of the repair which chooses the group." if limits else "",
         mixed=" It includes what finetuning moved." if mixed else "",
         matrices="".join(
             f'<figure data-row="{label}"><figcaption>{label}</figcaption>{svg.matrix(row)}</figure>'

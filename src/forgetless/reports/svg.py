@@ -117,7 +117,7 @@ def profile(sensitivity: Mapping[str, float], thresholds: Thresholds) -> str:
         return ""
     left, top = _room(sensitivity), 8 + LINE * len(thresholds)
     bottom = top + 26 * len(sensitivity)
-    longest = min(max(*sensitivity.values(), *thresholds), 5.0)
+    longest = min(max([*sensitivity.values(), *thresholds]), 5.0)
     x = scale(0, longest, left, WIDTH - 110)
     lines = []
     for y, (threshold, repairs) in zip(range(12, top, LINE), thresholds.items(), strict=True):

@@ -51,7 +51,8 @@ def setups(rows: Sequence[Row]) -> list[Setup]:
             key = (*shared, buffer)
             members[key] = [row for row in same if buffers.get(row.label, buffer) == buffer]
     differing = [i for i, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
-    return [Setup(", ".join(f"{SETUP[i]} {key[i]}" for i in differing), same) for key, same in members.items()]
+    named = {key: [f"{SETUP[i]} {key[i]}".replace("order None", "default order") for i in differing] for key in members}
+    return [Setup(", ".join(named[key]), same) for key, same in members.items()]
 
 
 def verdict(rows: Sequence[Row]) -> list[list[str]]:
@@ -67,9 +68,8 @@ def _sentences(setup: Setup) -> list[str]:
         sentences.append(f"Plain SGD ends at {sgd.accuracy:.1f} %.")
     others = _best(row for method, row in setup.fpf.items() if method != "sgd")
     for after in filter(None, (setup.fpf.get("sgd"), others, setup.k_fpf)):
-        when, before = "at intervals" if after is setup.k_fpf else "afterwards", setup.before(after)
-        repairing = f"Repairing {_share(after)} of the parameters {when} ({_name(after)})"
-        sentences.append(_sentence(repairing, after, before or sgd, before or setup.base))
+        before = setup.before(after)
+        sentences.append(_sentence(_repairing(after), after, before or sgd, before or setup.base))
     for replay in setup.replays:
         what, repaired = f"Replay at every step ({_name(replay)})", setup.fpf.get("sgd") or setup.k_fpf
         sentences.append(_sentence(what, replay, repaired, setup.base))
@@ -133,6 +133,14 @@ def _share(row: Row) -> str:
     return f"{100 * row.share:.3g} %"
 
 
+def _repairing(row: Row) -> str:
+    """Return what the repairs of a row did."""
+    if not row.share:
+        return f"{_name(row)}, whose repairs changed nothing,"
+    when = "at intervals" if any(len(record.finetunings) > 1 for record in row.records) else "afterwards"
+    return f"Repairing {_share(row)} of the parameters {when} ({_name(row)})"
+
+
 def _sentence(what: str, row: Row, other: Row | None = None, base: Row | None = None) -> str:
     """Return a sentence on an accuracy, how it compares with another, and the FLOPs relative to a third row."""
     text = f"{what} reaches {row.accuracy:.1f} %"
@@ -147,12 +155,13 @@ def _sentence(what: str, row: Row, other: Row | None = None, base: Row | None = 
 
 
 def _change(before: Row, after: Row) -> float:
-    """Return the change in points, or 0 if it is at most two standard errors; of single runs, the plain difference.
+    """Return the change in points, or 0 if it rounds to 0.0 or is at most two standard errors.
 
-    Accuracies before and after a repair of the same runs are compared run by run.
+    Accuracies before and after a repair of the same runs are compared run by run. Single runs have no standard error.
     """
     change = after.accuracy - before.accuracy
     samples = [[record.accuracy for record in row.records] for row in (before, after)]
     if [record.id for record in before.records] == [record.id for record in after.records]:
         samples = [[new - old for old, new in zip(*samples, strict=True)]]
-    return change if abs(change) > 2 * hypot(*(mean_std(sample).std / sqrt(len(sample)) for sample in samples)) else 0.0
+    noise = 2 * hypot(*(mean_std(sample).std / sqrt(len(sample)) for sample in samples))
+    return change if abs(change) > max(noise, 0.05) else 0.0

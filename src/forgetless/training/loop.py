@@ -255,7 +255,7 @@ def _finetune_at_the_end(run: RunState) -> Generator[Event]:
         run.resumable = True
         yield events.Trained(run.position.step)
     if (repaired := (yield from _finetune(run, final=True))) is not None:
-        if not repaired.kept:
+        if not any(done.kept for done in run.measured.finetunings):
             run.repair.selection.chosen = ()
         yield repaired
         return
