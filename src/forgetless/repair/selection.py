@@ -110,17 +110,17 @@ class Selection:
         lines = (Group(name, scores.get(name), size, size / total, name in chosen) for name, size in sizes.items())
         return Profile(tuple(lines), comparisons, note)
 
-    def why_not(self, by_tensor: Mapping[str, float]) -> str:
-        """Return why nothing can be finetuned, and what to do."""
+    def why_not(self, by_tensor: Mapping[str, float], advice: str = NO_CHOICE) -> str:
+        """Return why nothing can be finetuned, and what to do. The default ``advice`` is for a loop of one's own."""
         if chosen := self.choice(by_tensor):
             verb = "are" if len(chosen) > 1 else "is"
             return f"{', '.join(chosen)}, which {verb} chosen, {verb} frozen"
         if scores := self.scores(by_tensor):
             group, score = max(scores.items(), key=lambda item: item[1])
-            return f"no S_g is above the threshold {self.threshold}; the highest is {group}, {score:.2f}. {NO_CHOICE}"
+            return f"no S_g is above the threshold {self.threshold}; the highest is {group}, {score:.2f}. {advice}"
         if by_tensor:
             return "no parameter moved. Is this FPF around the network that the optimizer trains?"
-        return f"no shift of the data was seen, so no sensitivity is known. {NO_CHOICE}"
+        return f"no shift of the data was seen, so no sensitivity is known. {advice}"
 
     def _listed(self, names: str | Collection[str]) -> tuple[str, ...]:
         chosen = select(dict.fromkeys(self.grouping, 0.0), groups=names)

@@ -259,9 +259,9 @@ def _finetune_at_the_end(run: RunState) -> Generator[Event]:
             run.repair.selection.chosen = ()
         yield repaired
         return
-    reason = run.repair.selection.why_not(run.repair.tracker.task_changes())
-    problem = f"nothing was finetuned at the end: {reason}"
-    warnings.warn(f"{problem}; name other groups, or lower the threshold", stacklevel=2)
+    changes = run.repair.tracker.task_changes()
+    reason = run.repair.selection.why_not(changes, "Name the groups (--groups), or lower the threshold")
+    warnings.warn(f"nothing was finetuned at the end: {reason}", stacklevel=2)
     run.repair.selection.chosen = ()
 
 
