@@ -31,6 +31,13 @@ def test_without_a_method_the_recommended_recipe_runs(tmp_path):
     assert "recommended recipe: lr 0.1, method sgd, repair k-fpf, kd 0.2, groups all, policy distinct" in shown
 
 
+def test_accuracies_before_the_last_repair_are_marked(tmp_path):
+    repaired = forgetless("run", "seq-digits", "sgd", "--fpf", *QUICK, cwd=tmp_path).stderr
+    assert len(re.findall(r"after task [1-4]: .* on the tasks so far, before the repair at the end\n", repaired)) == 4
+    assert re.search(r"after task 5: .* on the tasks so far\n", repaired)
+    assert "before the repair" not in forgetless("run", "seq-digits", "sgd", *QUICK, cwd=tmp_path).stderr
+
+
 def test_force_repeats_a_finished_run(tmp_path):
     call = ["run", "seq-digits", "sgd", *QUICK]
     forgetless(*call, cwd=tmp_path)

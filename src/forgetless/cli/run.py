@@ -67,7 +67,7 @@ def run(
     if finished is not None:
         version = finished.versions.get("forgetless", forgetless.__version__)
         other = "" if version == forgetless.__version__ else f" (version {version})"
-        print_remark(f"this run is finished{other}; --force repeats it")
+        print_remark(f"this run is finished{other}; --force repeats it{' and logs it' * ('log' in extras)}")
     else:
         finished = _train(settings, sources, out, extras, quiet=as_json, eager=eager)
     _print_record(finished, file, as_json=as_json)
@@ -159,7 +159,9 @@ def _train(
                 line.update(bar, completed=event.step, description=f"task {event.task}, epoch {event.epoch}", eta=eta)
             elif isinstance(event, TaskEnded) and not quiet:
                 accuracy = mean(event.accuracies[: event.seen])
-                print_remark(f"after task {event.task}: {accuracy:.1f} % on the tasks so far")
+                unrepaired = settings.finetune and not settings.anytime and event.task < began.tasks
+                when = ", before the repair at the end" if unrepaired else ""
+                print_remark(f"after task {event.task}: {accuracy:.1f} % on the tasks so far{when}")
 
         return run_settings(settings, sources, out, show, **how)
 
