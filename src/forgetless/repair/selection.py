@@ -111,7 +111,7 @@ class Selection:
         return Profile(tuple(lines), comparisons, note)
 
     def why_not(self, by_tensor: Mapping[str, float], advice: str = NO_CHOICE) -> str:
-        """Return why nothing can be finetuned, and what to do. The default ``advice`` is for a loop of one's own."""
+        """Return why nothing can be finetuned, and what to do. The default ``advice`` is for the user's own loop."""
         if chosen := self.choice(by_tensor):
             verb = "are" if len(chosen) > 1 else "is"
             return f"{', '.join(chosen)}, which {verb} chosen, {verb} frozen"
