@@ -47,6 +47,14 @@ def test_an_unrecognisable_head_is_refused():
         FPF(nn.LSTM(3, 4))
 
 
+def test_a_network_with_lazy_layers_must_be_called_first():
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"Sequential has uninitialised \(lazy\) parameters; call it once on a batch"):
+        FPF(model)
+    model(torch.rand(2, 4))
+    FPF(model).observe(torch.rand(8, 4), torch.arange(8) % 3)
+
+
 def test_a_fully_frozen_network_is_refused():
     for model in (networks.mlp(4), networks.resnet18(4, width=4)):
         with pytest.raises(ValueError, match="every parameter of .* is frozen"):
