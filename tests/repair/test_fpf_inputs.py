@@ -35,6 +35,9 @@ from forgetless import FPF, NonFiniteError, networks
         ({"device": "gpu"}, "device is 'gpu'; it must be cpu, cuda"),
         ({"device": "cuda:99"}, "device is 'cuda:99', but torch sees"),
         ({"autocast": torch.float16}, "autocast is torch.float16, which needs a gradient scaler"),
+        ({"autocast": True}, "autocast is True; it must be a dtype, such as torch.bfloat16"),
+        ({"autocast": "bf16"}, "autocast is 'bf16'; it must be a dtype, such as torch.bfloat16"),
+        ({"augment": 3}, "augment is 3; it must be a function of the inputs"),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings, match):
