@@ -165,6 +165,11 @@ def test_a_dataset_must_return_tensors_and_class_numbers():
         from_dataset([(torch.rand(3), "cat"), (torch.rand(3), "dog")], [1, 1])
 
 
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="dataset is an empty list; it must hold examples of each class"):
+        from_dataset([], [2])
+
+
 def test_a_dataset_may_return_labels_as_arrays():
     items = [(torch.rand(3), numpy.array([label])) for label in (0, 1, 0, 1)]  # as MedMNIST does
     assert [task.classes for task in from_dataset(items, [1, 1], test=0.5).tasks] == [(0,), (1,)]
