@@ -262,7 +262,7 @@ class FPF:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state``; load the network separately. Warns if the finetuning has other settings now."""
+        """Resume from ``state``; load the network separately. Warns of another budget or other schedule settings."""
         self.settle(start=False)
         check_state(state, self._kind, self.processes, self.settings.distill)
         buffer, _ = _open_memory(self.model, self._memory, self.buffer.device, self.processes)

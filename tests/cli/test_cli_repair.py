@@ -44,6 +44,8 @@ def checkpoints(tmp_path_factory):
     save_file({"x": x}, folder / "unlabelled.safetensors")
     save_file({"x": x[:, :5].clone(), "y": y}, folder / "narrow.safetensors")
     save_file({"x": x, "y": y + 4}, folder / "labels.safetensors")
+    save_file({"x": x, "id": y.clone(), "y": y}, folder / "numbered.safetensors")
+    numpy.savez(folder / "images.npz", images=x.numpy(), labels=y.numpy())
     torch.save({"0.weight": torch.zeros(3, 8)}, folder / "other.pt")
     return folder
 
@@ -81,6 +83,11 @@ def call(folder, *options, expect=0):
         (["--examples", "one-class.safetensors"], "examples has only the class 0"),
         (["--examples", "unlabelled.safetensors"], "examples has the columns x, but no labels"),
         (["--examples", "narrow.safetensors"], "examples do not fit Sequential (one has x (5,))"),
+        (
+            ["--examples", "numbered.safetensors"],
+            "examples has the columns id, x besides the labels, but Sequential takes input; name each column as the "
+            "argument that it is, and leave out the others",
+        ),
         (["--examples", "few.safetensors"], "examples has 6 labelled examples; a repair needs at least 16"),
         (["--examples", "labels.safetensors"], "y holds labels from 4 to 9; the network has 6 outputs"),
     ],
@@ -127,6 +134,11 @@ def test_your_own_network_is_repaired_from_files(checkpoints):
     assert "which holds files" in call(checkpoints, expect=2).stderr
     assert (out / "report.json").stat().st_mtime_ns == before
     shutil.rmtree(out)
+
+
+def test_a_sole_column_besides_the_labels_is_the_input(checkpoints):
+    done = call(checkpoints, "--examples", "images.npz", "--out", "repaired-images", "--steps", "20")
+    assert "(13 of 100 examples held out)" in done.stdout
 
 
 def test_images_in_folders_are_scaled_and_labelled_by_name(tmp_path):

@@ -6,7 +6,9 @@ import torch
 from PIL import Image
 
 from forgetless.data.builders import from_dataset, from_folder, from_tensors, rotate, rotated, split_by_class
+from forgetless.data.readers.examples import image_files
 from forgetless.data.readers.files import DataError
+from forgetless.data.readers.images import read_folder
 from forgetless.data.stream import Split
 
 
@@ -94,6 +96,29 @@ def test_images_of_different_sizes_need_a_size(tmp_path):
     assert from_folder(tmp_path, [1, 1], size=5).shape == (3, 5, 5)
 
 
+def test_the_parts_of_a_data_set_are_not_classes(tmp_path):
+    for part, name in ((part, name) for part in ("train", "test") for name in ("cat", "dog")):
+        (tmp_path / part / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (4, 4)).save(tmp_path / part / name / f"{number}.png")
+    message = "holds the folders test, train, which all hold the folders cat, dog, so the classes seem to be one level"
+    for read in (lambda folder: from_folder(folder, [2]), image_files):
+        with pytest.raises(DataError, match=message):
+            read(tmp_path)
+    assert from_folder(tmp_path / "train", [2]).classes == 2
+
+
+def test_hidden_folders_and_files_are_skipped(tmp_path):
+    for name in ("cat", "cat/.thumbnails", "dog", ".cache"):
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(3):
+            Image.new("RGB", (4, 4)).save(tmp_path / name / f"{number}.png")
+    Image.new("RGB", (4, 4)).save(tmp_path / "cat" / "._0.png")
+    x, y = read_folder(tmp_path, None)
+    assert (len(x), y.tolist()) == (6, [0, 0, 0, 1, 1, 1])
+    assert image_files(tmp_path)[2] == ["cat", "dog"]
+
+
 def test_folders_without_classes_or_images_are_refused(tmp_path):
     with pytest.raises(DataError, match="nowhere holds no folders of classes"):
         from_folder(tmp_path / "nowhere", [1])
@@ -138,6 +163,11 @@ def test_a_dataset_must_return_tensors_and_class_numbers():
         from_dataset([(object(), 0), (object(), 1)], [1, 1])
     with pytest.raises(ValueError, match="y holds str"):
         from_dataset([(torch.rand(3), "cat"), (torch.rand(3), "dog")], [1, 1])
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(ValueError, match="dataset is an empty list; it must hold examples of each class"):
+        from_dataset([], [2])
 
 
 def test_a_dataset_may_return_labels_as_arrays():

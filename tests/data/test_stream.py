@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from forgetless.data.augment import Preparation
 from forgetless.data.builders import split_by_class, split_by_domain
 from forgetless.data.stream import Split, Stream, Task
 
@@ -39,6 +40,8 @@ def test_an_unknown_scenario_is_refused(labelled):
     [
         ({"mean": (0.5,)}, r"mean is \(0.5,\) and std is \(\); give both or neither"),
         ({"mean": (0.5, 0.5), "std": (1.0, 1.0)}, r"give one number per channel \(3\) or one for all"),
+        ({"mean": (0.5,), "std": (0.2, 0.0, 0.2)}, r"std is \(0.2, 0.0, 0.2\); each must be above 0"),
+        ({"mean": 0.5, "std": 0}, r"std is \(0.0,\); each must be above 0"),
         ({"mirror": True}, "mirror is on and pad is 0; pad must be 1 or more and below the images' 2 pixels"),
         ({"mirror": True, "pad": 2}, "mirror is on and pad is 2; pad must be 1 or more and below"),
     ],
@@ -47,6 +50,14 @@ def test_an_invalid_preparation_is_refused(prepare, match):
     split = Split(torch.zeros(8, 3, 2, 2), torch.arange(8) % 2)
     with pytest.raises(ValueError, match=match):
         split_by_domain("s", [(split, split)], classes=2, **prepare)
+
+
+def test_one_number_normalises_all_channels():
+    split = Split(torch.rand(8, 3, 2, 2), torch.arange(8) % 2)
+    stream = split_by_domain("s", [(split, split)], classes=2, mean=0.5, std=0.2)
+    assert (stream.mean, stream.std) == ((0.5,), (0.2,))
+    prepared = Preparation(stream, torch.device("cpu")).plain(split.x)
+    assert torch.allclose(prepared, (split.x - 0.5) / 0.2)
 
 
 def test_crops_and_flips_need_images():

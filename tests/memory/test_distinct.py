@@ -433,7 +433,7 @@ def test_repairs_spare_every_eighth_slot(policy, held, device):
 def test_an_example_alone_is_held_out():
     buffer = Buffer(5)
     buffer.add({"x": torch.arange(1)})
-    with pytest.raises(ValueError, match="the buffer holds 1 example, which is held out"):
+    with pytest.raises(ValueError, match="the buffer holds 1 example, which is held out; it must hold at least 2"):
         buffer.draw(1, spare_held_out=True)
 
 

@@ -35,6 +35,9 @@ from forgetless import FPF, NonFiniteError, networks
         ({"device": "gpu"}, "device is 'gpu'; it must be cpu, cuda"),
         ({"device": "cuda:99"}, "device is 'cuda:99', but torch sees"),
         ({"autocast": torch.float16}, "autocast is torch.float16, which needs a gradient scaler"),
+        ({"autocast": True}, "autocast is True; it must be a dtype, such as torch.bfloat16"),
+        ({"autocast": "bf16"}, "autocast is 'bf16'; it must be a dtype, such as torch.bfloat16"),
+        ({"augment": 3}, "augment is 3; it must be a function of the inputs"),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings, match):
@@ -45,6 +48,14 @@ def test_bad_settings_are_refused_at_once(settings, match):
 def test_an_unrecognisable_head_is_refused():
     with pytest.raises(ValueError, match="LSTM has no recognisable head"):
         FPF(nn.LSTM(3, 4))
+
+
+def test_a_network_with_lazy_layers_must_be_called_first():
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"Sequential has uninitialised \(lazy\) parameters; call it once on a batch"):
+        FPF(model)
+    model(torch.rand(2, 4))
+    FPF(model).observe(torch.rand(8, 4), torch.arange(8) % 3)
 
 
 def test_a_fully_frozen_network_is_refused():

@@ -125,6 +125,16 @@ def test_a_wrong_type_in_a_state_is_named(path, value, match):
     assert fpf.step == 1
 
 
+def test_something_other_than_a_state_is_named():
+    fpf = FPF(networks.mlp(10))
+    with pytest.raises(ValueError, match=r"the state is a NoneType; it must be what FPF.state_dict\(\) returned"):
+        fpf.load_state_dict(None)
+    with pytest.raises(ValueError, match=r"the state has the keys 'model', 'fpf'; it must be what FPF.state_dict\(\)"):
+        fpf.load_state_dict({"model": fpf.model.state_dict(), "fpf": fpf.state_dict()})
+    with pytest.raises(ValueError, match=r"the keys 'fc1.weight', 'fc1.bias', .*, 'fc3.weight', …; it must be"):
+        fpf.load_state_dict(fpf.model.state_dict())
+
+
 def test_a_state_before_the_first_step_has_the_seed():
     (model, shape), (other, _) = make("mlp"), make("mlp")
     fpf, resumed = FPF(model, 4, seed=7), FPF(other, 4, seed=7)

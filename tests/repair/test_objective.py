@@ -58,6 +58,12 @@ def test_labels_that_fit_no_axis_are_refused():
             check_labels(torch.zeros(y, dtype=torch.int64), torch.randn(shape))
 
 
+def test_labels_outside_the_outputs_name_the_mark_of_missing_ones():
+    match = "the network has 3 outputs, so they must be 0 to 2; -100 marks examples or pixels without a label"
+    with pytest.raises(ValueError, match=match):
+        check_labels(torch.tensor([[[0, 255]]]), torch.rand(1, 3, 1, 2))
+
+
 def test_several_heads_sum_their_cross_entropies():
     output = {"colour": torch.randn(6, 3), "size": torch.randn(6, 4), "features": torch.randn(6, 9)}
     colour, size = torch.arange(6) % 3, torch.arange(6) % 4

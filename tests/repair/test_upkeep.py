@@ -254,6 +254,15 @@ def test_remembered_examples_are_repaired():
     assert {line.label for line in report.classes} == {0, 1, 2, 3}
 
 
+def test_repairs_without_training_state_no_cost():
+    fpf = FPF(normalised())
+    fpf.remember(torch.randn(64, 16), torch.arange(64) % 4)
+    report = fpf.finish()
+    assert report.cost is None
+    assert "× the training" not in str(report)
+    assert str(fpf.profile()).endswith(f"repairs: 1, undone: {int(not report.steps)}")
+
+
 @pytest.mark.parametrize("capacity", [24, 200])
 def test_a_buffer_may_have_another_size_when_loaded(capacity):
     model, shape = make("mlp")

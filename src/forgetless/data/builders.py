@@ -57,6 +57,8 @@ def from_dataset(dataset: Any, sizes: Sequence[int], **settings: Any) -> Stream:
         **settings: The keyword arguments of ``from_tensors``. The default name is that of the class.
     """
     items = [dataset[index] for index in range(len(dataset))]
+    if not items:
+        raise ValueError(f"dataset is an empty {type(dataset).__name__}; it must hold examples of each class")
     try:
         x = torch.stack([torch.as_tensor(item[0]) for item in items])
     except (RuntimeError, TypeError, ValueError) as error:

@@ -77,8 +77,8 @@ class Stream:
         tasks: The tasks, in the order in which they are learned.
         classes: The number of classes of all tasks together.
         scenario: ``"class"`` if every task brings new classes, ``"domain"`` if all tasks have the same classes.
-        mean: The mean of each channel, or one for all. Default: images are not normalised.
-        std: The standard deviation of each channel, or one for all.
+        mean: The mean of each channel, or one number for all. Default: images are not normalised.
+        std: The standard deviation of each channel, or one number for all; above 0.
         pad: The number of pixels by which a random crop may reach over the edge; 0 for no crops.
         flip: Whether half of the training images are flipped left to right.
         mirror: Whether a crop sees the mirrored image over the edge. Default: it sees black.
@@ -95,6 +95,9 @@ class Stream:
     mirror: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            if isinstance(value := getattr(self, name), int | float):
+                object.__setattr__(self, name, (float(value),))
         if not self.tasks:
             raise ValueError(f"stream {self.name!r} has no tasks")
         if problem := next(self._problems(), None):
@@ -111,6 +114,8 @@ class Stream:
         channels = self.shape[0] if self.shape else 1
         if not {len(self.mean), len(self.std)} <= {0, 1, channels}:
             yield f"mean is {self.mean} and std is {self.std}; give one number per channel ({channels}) or one for all"
+        if not all(value > 0 for value in self.std):
+            yield f"std is {self.std}; each must be above 0"
         pixels = min(self.shape[-2:], default=0)
         if self.mirror and not 0 < self.pad < pixels:
             yield f"mirror is on and pad is {self.pad}; pad must be 1 or more and below the images' {pixels} pixels"

@@ -172,7 +172,7 @@ class Buffer:
         if spare_held_out:
             held -= -(-held // HELD_OUT)
             if not held:
-                raise ValueError("the buffer holds 1 example, which is held out: there is nothing to draw")
+                raise ValueError("the buffer holds 1 example, which is held out; it must hold at least 2")
         order = torch.randperm(held, generator=generator or self.generator, device=self.device)[:size]
         if spare_held_out:
             order = order + order // (HELD_OUT - 1) + 1

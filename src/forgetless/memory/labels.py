@@ -74,7 +74,7 @@ def check_values(y: Tensor, classes: int) -> None:
     if low < 0 or high >= classes:
         raise ValueError(
             f"y holds labels from {low} to {high}; the network has {classes} outputs, so they must be 0 to "
-            f"{classes - 1}{OTHER_LOSS}"
+            f"{classes - 1}; {NO_LABEL} marks examples or pixels without a label{OTHER_LOSS}"
         )
 
 

@@ -1,5 +1,6 @@
 """Repair a finished network on a few examples, without any hook in its training."""
 
+import inspect
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from forgetless.compute.modules import padding_token, unwrap
 from forgetless.compute.shards import is_sharded
-from forgetless.memory.batch import role
+from forgetless.memory.batch import role, unpack
 from forgetless.memory.buffer import Buffer
 from forgetless.repair.examples import fill_buffer
 from forgetless.repair.final import repair_fully
@@ -113,9 +114,23 @@ def earlier_weights(model: nn.Module, before: Mapping[str, Tensor] | str | Path)
 def check_fit(model: nn.Module, buffer: Buffer, objective: Objective, names: Collection[str]) -> None:
     """Raise ``ValueError`` if the examples do not fit the network, by one forward pass."""
     rows = {name: buffer[name] for name in buffer.columns}
+    if objective.forward is call:
+        _check_columns(unwrap(model), unpack(rows))
     try:
         try_out(model, objective, rows, names=names, batch=2)
-    except (RuntimeError, LookupError) as error:
+    except (RuntimeError, LookupError, TypeError) as error:
         shapes = ", ".join(f"{name} {tuple(column.shape[1:])}" for name, column in rows.items() if role(name) == "x")
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"examples do not fit {type(unwrap(model)).__name__} (one has {shapes}): {reason}") from error
+
+
+def _check_columns(network: nn.Module, x: Any) -> None:
+    """Raise ``ValueError`` if the examples have a column of inputs that the network has no argument for."""
+    signature = inspect.signature(network.forward)
+    try:
+        signature.bind_partial(**(x if isinstance(x, Mapping) else {}))
+    except TypeError:
+        raise ValueError(
+            f"examples has the columns {', '.join(x)} besides the labels, but {type(network).__name__} takes "
+            f"{', '.join(signature.parameters)}; name each column as the argument that it is, and leave out the others"
+        ) from None

@@ -64,6 +64,10 @@ class Objective:
     def __post_init__(self) -> None:
         if self.autocast == torch.float16:
             raise ValueError("autocast is torch.float16, which needs a gradient scaler; use torch.bfloat16")
+        if not isinstance(self.autocast, torch.dtype | None):
+            raise ValueError(f"autocast is {self.autocast!r}; it must be a dtype, such as torch.bfloat16")
+        if not (self.augment is None or callable(self.augment)):
+            raise ValueError(f"augment is {self.augment!r}; it must be a function of the inputs")
         if not (self.loss is None or self.loss == "model" or callable(self.loss)):
             raise ValueError(f"loss is {self.loss!r}; it must be a function (output, y) -> loss, or 'model'")
 

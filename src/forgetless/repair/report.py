@@ -56,7 +56,7 @@ class Report:
             of images with labelled pixels fell.
         tried: All steps, including trials and those that were undone.
         seconds: The time of the repair.
-        cost: The cost of all repairs so far as a share of the training's, where the training was observed.
+        cost: The cost of all repairs so far as a share of the training's, None if no training was observed.
         perplexity_before: For a language model, the perplexity on the held-out examples before the repair.
         perplexity_after: That perplexity after the repair.
         overlap_before: For images with labelled pixels, the mean IoU on the held-out examples before the repair.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from forgetless.config import catalogue
 from forgetless.data.readers.examples import TENSOR_FILES, image_files, read_tensors
 from forgetless.data.readers.images import decode
+from forgetless.memory.batch import LABELS
 from forgetless.repair.weights import load_weights, read_weights
 
 FILE = "model.safetensors"
@@ -47,7 +48,7 @@ class SavedNetwork:
             self.classes = classes
             return {"x": images, "y": labels}
         if path.suffix in TENSOR_FILES:
-            return read_tensors(path)
+            return self._named(read_tensors(path))
         raise ValueError(
             f"examples is {str(path)!r}; for a network of your own it must be a folder of images with one folder per "
             f"class, or a file with x and y ({', '.join(TENSOR_FILES)})"
@@ -57,6 +58,13 @@ class SavedNetwork:
         """Write the weights to a folder; tied weights are there under each of their names."""
         state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.model.state_dict().items()}
         save_file(state, folder / FILE, metadata={"format": "pt"})
+
+    def _named(self, columns: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the columns; a sole one besides the labels is x, unless the network has an argument of its name."""
+        inputs = [name for name in columns if name not in LABELS]
+        if len(inputs) != 1 or inputs[0] in inspect.signature(self.model.forward).parameters:
+            return columns
+        return {"x" if name in inputs else name: column for name, column in columns.items()}
 
     @torch.no_grad()
     def _check_classes(self, images: Tensor, classes: list[str]) -> None:

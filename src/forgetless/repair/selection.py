@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import final
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from forgetless.repair.freezing import check_names, is_frozen, movable
 from forgetless.repair.groups import Groups, float_tensors, groups, statistics
@@ -32,6 +33,10 @@ class Selection:
         grouping: Mapping[str, Collection[str]] | None = None,
         head: str | None = None,
     ) -> None:
+        if any(isinstance(parameter, UninitializedParameter) for parameter in network.parameters()):
+            raise ValueError(
+                f"{type(network).__name__} has uninitialised (lazy) parameters; call it once on a batch first"
+            )
         self._network, self._given = network, (settings, grouping, head)
         self._shapes = _shapes(network)
         self.grouping = groups(network, head) if grouping is None else _partition(network, grouping)

@@ -69,13 +69,18 @@ def check_state(state: Mapping[str, Any], kind: str, processes: Processes, disti
 
     ``kind`` is "schedule" or "upkeep".
     """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"the state is a {type(state).__name__}; it must be what FPF.state_dict() returned")
     if "parts" in state:
         raise ValueError(
             "the state has the entry parts, so it is that of a ShardedState; load it with "
             "ShardedState(fpf).load_state_dict(state)"
         )
-    if state.get("format") != FORMAT:
-        raise ValueError(f"the state has format {state.get('format')!r}; this version of forgetless reads {FORMAT}")
+    if "format" not in state:
+        keys = ", ".join(map(repr, list(state)[:5])) + (", …" if len(state) > 5 else "")
+        raise ValueError(f"the state has the keys {keys}; it must be what FPF.state_dict() returned, unchanged")
+    if state["format"] != FORMAT:
+        raise ValueError(f"the state has format {state['format']!r}; this version of forgetless reads {FORMAT}")
     other = next(name for name in KINDS if name != kind)
     if other in state and kind not in state:
         ways = {"schedule": "on the paper's schedule (every, steps, lr, threshold)", "upkeep": "within a budget"}

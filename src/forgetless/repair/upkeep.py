@@ -148,9 +148,9 @@ class Upkeep:
         return self.repairs
 
     @property
-    def cost(self) -> float:
-        """The cost of all repairs so far as a share of the training's."""
-        return self.spent / self.trained if self.trained else 0.0
+    def cost(self) -> float | None:
+        """The cost of all repairs so far as a share of the training's; None without training."""
+        return self.spent / self.trained if self.trained else None
 
     def ready(self, buffer: Buffer) -> bool:
         """Return whether the buffer holds enough for a repair during training."""
@@ -234,8 +234,8 @@ class Upkeep:
         """Return the groups, their scores at the last ``finish``, and what all repairs did and cost."""
         scores = {} if self.last is None else {group.name: group.score for group in self.last.groups}
         chosen = self.selection.choice({}) if self.last is None else self.last.repaired
-        note = f"repairs: {self.repairs}, undone: {self.undone}, cost: {self.cost:.2f} × the training"
-        return self.selection.describe(scores, chosen, note=note)
+        cost = "" if self.cost is None else f", cost: {self.cost:.2f} × the training"
+        return self.selection.describe(scores, chosen, note=f"repairs: {self.repairs}, undone: {self.undone}{cost}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on, besides the network and the buffer."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from forgetless.data.readers.files import UNREADABLE, DataError
-from forgetless.data.readers.images import labelled_files
+from forgetless.data.readers.images import class_folders, labelled_files
 
 TENSOR_FILES = (".npz", ".pt", ".pth", ".safetensors")
 TEXT_FILES = (".csv", ".jsonl")
@@ -73,7 +73,7 @@ def image_files(folder: Path) -> tuple[list[Path], Tensor, list[str]]:
 
     A class without images has an empty folder, so that the labels of the others are right.
     """
-    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    classes = class_folders(folder)
     files, labels = labelled_files(classes)
     if not files:
         raise DataError(f"examples is {str(folder)!r}, which holds no images in folders, one folder per class")

@@ -15,11 +15,30 @@ from forgetless.config.extras import load_extra
 from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError
 
 
+def class_folders(folder: Path) -> list[Path]:
+    """Return the folders of classes in alphabetical order.
+
+    Raise ``DataError`` if they are the parts of a data set instead, such as ``train`` and ``test``: none holds images
+    itself, and all hold folders with the same names.
+    """
+    classes = _folders(folder)
+    inner = [[path.name for path in _folders(part)] for part in classes]
+    images = any(path.suffix.lower() in IMAGE_ENDINGS for part in classes for path in part.iterdir())
+    if len(classes) > 1 and not images and inner[0] and all(names == inner[0] for names in inner):
+        raise DataError(
+            f"{folder} holds the folders {', '.join(path.name for path in classes)}, which all hold the folders "
+            f"{', '.join(inner[0])}, so the classes seem to be one level below; give one folder, such as {classes[0]}. "
+            "If they are the classes, move the images up into them"
+        )
+    return classes
+
+
 def labelled_files(folders: Iterable[Path]) -> tuple[list[Path], Tensor]:
     """Return all image files below each folder, sorted, and for each the number of its folder."""
     files, labels = [], []
     for label, folder in enumerate(folders):
-        images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        found = (path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        images = sorted(path for path in found if not any(map(_is_hidden, path.relative_to(folder).parts)))
         files += images
         labels += [label] * len(images)
     return files, torch.tensor(labels)
@@ -49,7 +68,7 @@ def decode(paths: Sequence[Path], size: int | None) -> Tensor:
 
 def read_folder(folder: Path, size: int | None) -> tuple[Tensor, Tensor]:
     """Return the images of ``folder/<class>/**/<image>`` and their labels. Classes are in alphabetical order."""
-    classes = sorted(path for path in folder.glob("*") if path.is_dir())
+    classes = class_folders(folder)
     if not classes:
         raise DataError(f"{folder} holds no folders of classes")
     files, labels = labelled_files(classes)
@@ -80,3 +99,12 @@ def read_decoded(path: Path, shape: tuple[int, ...]) -> numpy.ndarray | None:
     except UNREADABLE:
         return None
     return array if isinstance(array, numpy.ndarray) and (array.dtype, array.shape) == (numpy.uint8, shape) else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder in alphabetical order, without hidden ones."""
+    return sorted(path for path in folder.glob("*") if path.is_dir() and not _is_hidden(path.name))
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".")
