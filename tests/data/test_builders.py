@@ -101,7 +101,7 @@ def test_the_parts_of_a_data_set_are_not_classes(tmp_path):
         (tmp_path / part / name).mkdir(parents=True)
         for number in range(3):
             Image.new("RGB", (4, 4)).save(tmp_path / part / name / f"{number}.png")
-    message = "holds the folders test, train, which all hold the folders cat, dog, so the classes seem to be one level"
+    message = "holds the folders test, train, so the classes seem to be one level below; give one of them, such as"
     for read in (lambda folder: from_folder(folder, [2]), image_files):
         with pytest.raises(DataError, match=message):
             read(tmp_path)

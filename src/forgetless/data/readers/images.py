@@ -14,21 +14,17 @@ from torch import Tensor
 from forgetless.config.extras import load_extra
 from forgetless.data.readers.files import IMAGE_ENDINGS, UNREADABLE, DataError
 
+PARTS = {"train", "training", "test", "val", "valid", "validation"}  # of a data set
+
 
 def class_folders(folder: Path) -> list[Path]:
-    """Return the folders of classes in alphabetical order.
-
-    Raise ``DataError`` if they are the parts of a data set instead, such as ``train`` and ``test``: none holds images
-    itself, and all hold folders with the same names.
-    """
+    """Return the folders of classes in alphabetical order; raise ``DataError`` if they are the parts of a data set."""
     classes = _folders(folder)
-    inner = [[path.name for path in _folders(part)] for part in classes]
-    images = any(path.suffix.lower() in IMAGE_ENDINGS for part in classes for path in part.iterdir())
-    if len(classes) > 1 and not images and inner[0] and all(names == inner[0] for names in inner):
+    names = [path.name for path in classes]
+    if names and {name.lower() for name in names} <= PARTS:
         raise DataError(
-            f"{folder} holds the folders {', '.join(path.name for path in classes)}, which all hold the folders "
-            f"{', '.join(inner[0])}, so the classes seem to be one level below; give one folder, such as {classes[0]}. "
-            "If they are the classes, move the images up into them"
+            f"{folder} holds the folders {', '.join(names)}, so the classes seem to be one level below; "
+            f"give one of them, such as {classes[0]}"
         )
     return classes
 
