@@ -90,6 +90,13 @@ def test_an_error_in_user_code_shows_its_place(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_value_error_in_user_code_shows_its_place(tmp_path):
+    (tmp_path / "mine.py").write_text("def worded():\n    return int('abc')\n")
+    said = forgetless("run", "mine:worded", "er", cwd=tmp_path, expect=2).stderr.splitlines()
+    assert said[-2] == "error: invalid literal for int() with base 10: 'abc'"
+    assert said[-1].endswith("mine.py, line 2, in worded: return int('abc')")
+
+
 def test_an_error_caused_by_user_code_shows_its_place(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from forgetless.methods import Method\nclass Bytes(Method):\n    def step(self, learner, batch):\n"

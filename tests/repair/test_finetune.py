@@ -203,7 +203,7 @@ def test_a_non_finite_loss_restores_the_network(groups):
         calls.append(1)
         return F.cross_entropy(logits, y) * (float("nan") if len(calls) == 4 else 1.0)
 
-    with pytest.raises(NonFiniteError, match="loss became nan at step 4 of 6 .* as it was before it. Try a smaller lr"):
+    with pytest.raises(NonFiniteError, match="became nan at step 4 of 6 .* as it was before it. Try a smaller"):
         finetune(model, filled(), names, steps=6, loss=loss)
     assert moved(before, model) == set()
 

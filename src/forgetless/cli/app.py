@@ -24,7 +24,7 @@ from forgetless.cli.run import resume, run
 from forgetless.cli.search import search
 from forgetless.cli.sweep import sweep
 from forgetless.config import catalogue
-from forgetless.config.tracebacks import blamed_frames, user_frames
+from forgetless.config.tracebacks import blamed_frames
 from forgetless.data.readers.files import DataError
 
 INTERRUPTED = 130
@@ -69,7 +69,7 @@ def main() -> None:
         code = INTERRUPTED
     except (ValueError, DataError, ImportError, FloatingPointError, OSError) as error:
         print_error(f"error: {error}")
-        _print_frames(user_frames(error.__cause__) if error.__cause__ else [])
+        _print_frames(blamed_frames(error))
         sys.exit(2)
     except ClickException as error:
         if type(error).__name__ != "NoArgsIsHelpError":  # which has printed the help

@@ -36,7 +36,7 @@ def explain(problem: str, before: Mapping[str, Tensor], buffer: Buffer) -> NonFi
     rows = {name: buffer[name].reshape(len(buffer), -1) for name in buffer.columns}
     bad = {name: int((~column.isfinite().all(1)).sum()) for name, column in rows.items()}
     counts = ", ".join(f"{count} of its {len(buffer)} rows of {name}" for name, count in bad.items() if count)
-    advice = "Try a smaller lr of the finetuning (in a run: ft_lr)"
+    advice = "Try a smaller learning rate: of the finetuning (in a run: ft_lr), or within a budget of the training"
     if counts:
         advice = f"The buffer holds NaN or infinity: {counts}"
     return NonFiniteError(f"{problem} of the finetuning; the network is as it was before it. {advice}")
