@@ -85,11 +85,11 @@ def best_tuned(stream: str, labels: Sequence[str]) -> float | None:
     """Return the highest mean accuracy among the committed rows of a stream with these labels and 500 images."""
     if stream == "seq-digits":
         return None
-    by_label = {
-        label: [run.accuracy for run in records(stream) if run.label == label and run.settings["buffer"] == 500]
-        for label in labels
-    }
-    return max((mean(found) for found in by_label.values() if found), default=None)
+    rows: dict[tuple[str, int | None], list[float]] = {}  # by label and interval
+    for run in records(stream):
+        if run.label in labels and run.settings["buffer"] == 500:
+            rows.setdefault((run.label, run.settings.get("every")), []).append(run.accuracy)
+    return max(map(mean, rows.values()), default=None)
 
 
 def cell(value: float | None) -> str:
