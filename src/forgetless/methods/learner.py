@@ -127,7 +127,10 @@ class Learner:
         return min(self.shape[-2:]) // 8 if crops else 0
 
     def augmenting(self, pad: int | str) -> Callable[[Tensor], Tensor]:
-        """Return ``augment`` for a finetuning; if ``pad`` is not 0, it crops with mirrored edges of that width."""
+        """Return ``augment`` for a finetuning; if ``pad`` is not 0, it crops with mirrored edges of that width.
+
+        ``"auto"`` stands for ``automatic_pad()``.
+        """
         width = self.automatic_pad() if isinstance(pad, str) else pad
         if not width:
             return self.augment

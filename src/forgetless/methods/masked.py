@@ -5,7 +5,7 @@
 Plain cross-entropy also lowers the scores of all classes outside the task, and k-FPF-KD would distil these scores from
 the stored logits. Here no gradient reaches them. On its own, the method never compares classes of different tasks and
 forgets like plain SGD; with k-FPF-KD it did best on Seq-CIFAR-10 (docs/findings.md). If all tasks have the same
-classes, it is plain SGD. So it is on a task of a single class, whose loss would always be 0.
+classes, it is plain SGD. On a task of a single class, where the loss above is always 0, it is plain SGD, too.
 """
 
 from dataclasses import dataclass

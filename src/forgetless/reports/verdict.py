@@ -51,8 +51,12 @@ def setups(rows: Sequence[Row]) -> list[Setup]:
             key = (*shared, buffer)
             members[key] = [row for row in same if buffers.get(row.label, buffer) == buffer]
     differing = [i for i, values in enumerate(zip(*members, strict=True)) if len(set(values)) > 1]
-    named = {key: [f"{SETUP[i]} {key[i]}".replace("order None", "default order") for i in differing] for key in members}
-    return [Setup(", ".join(named[key]), same) for key, same in members.items()]
+    return [Setup(", ".join(_part(SETUP[i], key[i]) for i in differing), same) for key, same in members.items()]
+
+
+def _part(name: str, value: str) -> str:
+    """Return what a setup has in common, in words."""
+    return "default order" if (name, value) == ("order", "None") else f"{name} {value}"
 
 
 def verdict(rows: Sequence[Row]) -> list[list[str]]:

@@ -54,7 +54,7 @@ class Repaired:
     """Groups were repaired after this step.
 
     The losses are those of the first and the last step of the finetuning; with a budget, those on the held-out examples
-    before and after it. A repair within a budget that did not lower them is undone, and not ``kept``.
+    before and after it. ``kept`` is false if a repair within a budget was undone.
     """
 
     step: int
