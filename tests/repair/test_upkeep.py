@@ -161,7 +161,7 @@ def test_only_finish_uses_adam_for_what_is_forgotten():
     buffer = Buffer(64)
     buffer.add({"x": x, "y": y})
     upkeep = Upkeep(model, Finetune.within(1.0), Objective())
-    assert drain(upkeep.repair(buffer, torch.Generator(), at_end=True)).rate.optimizer == "sgd"
+    assert drain(upkeep.repair(upkeep.names(), buffer, torch.Generator(), at_end=True)).rate.optimizer == "sgd"
 
 
 @pytest.mark.parametrize("policy", ["reservoir", "distinct"])

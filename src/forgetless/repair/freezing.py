@@ -36,6 +36,7 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
     """
     parameters = dict(unwrap(model).named_parameters())
     flags = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    check_names(unwrap(model), names)
     with finetuning_modes(model, names) as chosen:
         try:
             for name, parameter in parameters.items():
@@ -48,10 +49,9 @@ def only(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter
 
 @contextmanager
 def finetuning_modes(model: nn.Module, names: Collection[str]) -> Iterator[list[nn.Parameter]]:
-    """Do the part of ``only`` that concerns modes, and leave the ``requires_grad`` flags alone."""
+    """Do the part of ``only`` that concerns modes, for checked names, and leave the ``requires_grad`` flags alone."""
     network = unwrap(model)
     chosen = set(names)
-    check_names(network, chosen)
     modes = [(module, module.training) for module in model.modules()]
     try:
         if not network.training:

@@ -19,9 +19,13 @@ def first_infinite(losses: Sequence[float], tensors: Mapping[str, Tensor]) -> st
     for step, loss in enumerate(losses, start=1):
         if not math.isfinite(loss):
             return f"the loss became {loss} at step {step} of {steps}"
-    device = next(iter(tensors.values())).device  # a network may be on several
-    finite = torch.stack([tensor.isfinite().all().to(device) for tensor in tensors.values()]).tolist()
-    names = [name for name, is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    names = [name for name, tensor in tensors.items() if tensor.numel()]
+    if not names:
+        return ""
+    largest = torch._foreach_norm([tensors[name] for name in names], math.inf)  # NaN if the tensor holds one
+    device = largest[0].device  # a network may be on several
+    finite = torch.stack([value.to(device) for value in largest]).isfinite().tolist()
+    names = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
     return f"{names[0]} became infinite or NaN at the last of {steps} steps" if names else ""
 
 

@@ -100,7 +100,12 @@ def draw_seed(generator: torch.Generator) -> int:
 @torch.no_grad()
 def copies(tensors: Mapping[str, Tensor], *, host: bool = False) -> dict[str, Tensor]:
     """Return copies of tensors (of sharded ones, of this process's shards), on their devices or in host memory."""
-    return {name: empty_copy(shard(tensor), host=host).copy_(shard(tensor)) for name, tensor in tensors.items()}
+    sources = {name: shard(tensor) for name, tensor in tensors.items()}
+    made = {name: empty_copy(tensor, host=host) for name, tensor in sources.items()}
+    for dtype in {tensor.dtype for tensor in sources.values()}:  # one kernel for all tensors of a dtype
+        names = [name for name, tensor in sources.items() if tensor.dtype == dtype]
+        torch._foreach_copy_([made[name] for name in names], [sources[name] for name in names])
+    return made
 
 
 def empty_copy(tensor: Tensor, *, host: bool) -> Tensor:

@@ -99,7 +99,12 @@ class Selection:
 
     def movable(self, chosen: Collection[str]) -> tuple[str, ...]:
         """Return those of these groups that are not frozen now."""
-        return tuple(group for group in chosen if movable(self._network, self._live[group]))
+        left = self.owners(movable(self._network, self.names(chosen)))
+        return tuple(group for group in chosen if group in left)
+
+    def owners(self, names: Collection[str]) -> tuple[str, ...]:
+        """Return the groups that hold any of these tensors."""
+        return tuple(group for group, own in self._live.items() if not set(names).isdisjoint(own))
 
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         """Return the forgetting profile for these changes between tasks."""

@@ -84,7 +84,9 @@ class Tracker:
     def leave_out(self, moved: Mapping[str, Tensor]) -> None:
         """Exclude from the next row how far a finetuning moved these tensors."""
         if self._last is not None:
-            self._last = self._last | {n: self._last[n] + by for n, by in moved.items() if n in self._last}
+            names = [name for name in moved if name in self._last]
+            last = torch._foreach_add([self._last[name] for name in names], [moved[name] for name in names])
+            self._last = self._last | dict(zip(names, last, strict=True))
 
     def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
         """End an epoch and return the row of changes since the last mark; None if nothing came before it.

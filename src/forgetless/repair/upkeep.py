@@ -167,9 +167,15 @@ class Upkeep:
         return self.selection.why_not({})
 
     def repair(
-        self, buffer: Buffer, generator: torch.Generator, engine: Engine | None = None, *, at_end: bool = False
+        self,
+        names: Collection[str],
+        buffer: Buffer,
+        generator: torch.Generator,
+        engine: Engine | None = None,
+        *,
+        at_end: bool = False,
     ) -> Generator[None, None, Outcome]:
-        """Repair all selected groups: shortly, or ``at_end`` until the held-out loss stops falling."""
+        """Repair these tensors: shortly, or ``at_end`` until the held-out loss stops falling."""
         processes = self._processes
         self._held = sum(processes.gather(len(buffer)))
 
@@ -179,26 +185,26 @@ class Upkeep:
 
         bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
         if at_end:
-            done = yield from self.tuner.repair_fully(bench, self.names(), self.limit())
+            done = yield from self.tuner.repair_fully(bench, names, self.limit())
         else:
-            done = yield from self.tuner.repair_briefly(bench, self.names(), self.batch)
+            done = yield from self.tuner.repair_briefly(bench, names, self.batch)
         self.repairs += 1
         self.undone += not done.losses
         return done
 
     def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | None:
         """Repair during training, unless everything is frozen, and leave the user's random states as they are."""
-        if not self._has_work(buffer):
+        if not (names := self._checked_names(buffer)):
             return None
         with untouched_randomness(generator):
-            done = drain(self.repair(buffer, generator))
+            done = drain(self.repair(names, buffer, generator))
         self.start()
         return done
 
     def finish(self, buffer: Buffer, generator: torch.Generator) -> Report | None:
         """Repair at the end, unless everything is frozen, and return a report."""
         self._count()
-        if not self._has_work(buffer):
+        if not self._checked_names(buffer):
             return None
         if not self.step:  # the buffer holds examples from outside the training
             self.start()
@@ -284,12 +290,12 @@ class Upkeep:
         """Return the statistics that do not move in training, although the network's modes do not say so now."""
         return set() if self._network.training else self._resting  # being tested, all layers are in evaluation mode
 
-    def _has_work(self, buffer: Buffer) -> bool:
-        """Return whether something can be repaired; raise an error if the examples do not fit the network."""
+    def _checked_names(self, buffer: Buffer) -> tuple[str, ...]:
+        """Return ``names()``; raise an error if the examples do not fit the network."""
         if names := self.names():
             rows = {name: buffer[name] for name in buffer.columns}
             try_out(self.model, self.objective, rows, names=names, batch=2, distill=self.settings.distill)
-        return bool(names)
+        return names
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:

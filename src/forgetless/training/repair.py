@@ -13,7 +13,7 @@ from forgetless.repair.freezing import only, unfrozen
 from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective
 from forgetless.repair.repairer import Repairer
-from forgetless.repair.restoring import draw_seed
+from forgetless.repair.restoring import copies, draw_seed
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Row
 from forgetless.repair.tuning import Outcome
@@ -150,12 +150,12 @@ class Repair:
         self, upkeep: Upkeep, progress: Stepped, final: bool
     ) -> Generator[Event, None, Repaired | None]:
         learner, tensors = self._learner, float_tensors(self._network)
-        groups = upkeep.selection.movable(upkeep.selection.choice({}))
-        if not groups:
+        if not (names := upkeep.names()):
             return None
+        groups = upkeep.selection.owners(names)
         learner.engine.seed(draw_seed(self._generator))
-        before = {name: tensors[name].detach().clone() for name in upkeep.names()}
-        work = upkeep.repair(learner.buffer, self._generator, learner.engine, at_end=final)
+        before = copies({name: tensors[name] for name in names})
+        work = upkeep.repair(names, learner.buffer, self._generator, learner.engine, at_end=final)
         while True:
             try:
                 next(work)
@@ -163,7 +163,9 @@ class Repair:
                 done: Outcome = end.value
                 break
             yield Waiting() if learner.engine.will_wait() else progress
-        self._moved = {name: tensors[name].detach() - value for name, value in before.items()}
+        with torch.no_grad():
+            moves = torch._foreach_sub([tensors[name] for name in names], list(before.values()))
+        self._moved = dict(zip(names, moves, strict=True))
         learner.finetuned = True
         return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=bool(done.losses))
 
