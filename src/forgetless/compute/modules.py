@@ -53,8 +53,9 @@ def is_norm(module: nn.Module) -> bool:
         return False  # as the module of a weight's spectral norm
     if isinstance(module, _NormBase | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm):
         return True
-    vectors = all(sum(size > 1 for size in p.shape) <= 1 for p in module.parameters(recurse=False))
-    return "norm" in type(module).__name__.lower() and not is_composite(module) and vectors
+    if "norm" not in type(module).__name__.lower() or is_composite(module):
+        return False
+    return all(sum(size > 1 for size in p.shape) <= 1 for p in module.parameters(recurse=False))
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -91,7 +91,8 @@ def movable(network: nn.Module, names: Collection[str]) -> tuple[str, ...]:
     else:
         resting_parts = [layer for part in network.modules() if is_frozen(part) for layer in part.modules()]
         frozen.update(*(own for layer, own in statistics(network).items() if layer in resting_parts))
-    return tuple(name for name in float_tensors(network) if name in set(names) and name not in frozen)
+    wanted = set(names) - frozen
+    return tuple(name for name in float_tensors(network) if name in wanted)
 
 
 def resting(network: nn.Module) -> set[str]:

@@ -83,20 +83,31 @@ def float_tensors(network: nn.Module) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(f"parameter {name} has no shape yet: run one batch through the network first")
-    modules = list(network.named_modules())
-    caches = {joined(path, name) for path, module in modules for name in module._non_persistent_buffers_set}
-    for name, buffer in network.named_buffers():
-        if name not in caches and buffer.layout == torch.strided and buffer.is_floating_point():
-            tensors[name] = buffer
-    return tensors
+    caches = {joined(path, name) for path, module in network.named_modules() for name in _caches(module)}
+    return tensors | {n: buffer for n, buffer in network.named_buffers() if n not in caches and _is_dense_float(buffer)}
 
 
 def statistics(network: nn.Module) -> dict[nn.Module, set[str]]:
     """Return the names of the running statistics of each normalisation layer that has some."""
-    tensors = float_tensors(network)
-    layers = [(path, module) for path, module in network.named_modules() if is_norm(module)]
-    buffers = {layer: {joined(path, name) for name, _ in layer.named_buffers(recurse=False)} for path, layer in layers}
-    return {layer: names & tensors.keys() for layer, names in buffers.items() if names & tensors.keys()}
+    own = {
+        layer: {
+            joined(path, name)
+            for name, buffer in layer.named_buffers(recurse=False)
+            if name not in _caches(layer) and _is_dense_float(buffer)
+        }
+        for path, layer in network.named_modules()
+        if is_norm(layer)
+    }
+    return {layer: names for layer, names in own.items() if names}
+
+
+def _caches(module: nn.Module) -> set[str]:
+    """Return the names of a module's own buffers with ``persistent=False``."""
+    return module._non_persistent_buffers_set
+
+
+def _is_dense_float(buffer: Tensor) -> bool:
+    return buffer.layout == torch.strided and buffer.is_floating_point()
 
 
 def _norm_groups(network: nn.Module, prefix: str) -> dict[str, str]:

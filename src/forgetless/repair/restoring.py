@@ -128,13 +128,13 @@ def _moving(network: nn.Module, names: Collection[str]) -> dict[str, Tensor]:
     These are the named ones, the counters of the layers whose buffers are named, and the vectors of a spectral norm
     whose weight is named, in torch's parametrization or its older form (``weight_orig``).
     """
-    tensors = float_tensors(network)
+    tensors, wanted = float_tensors(network), set(names)
     moving = {name: tensors[name] for name in names}
     vectors = tuple(name.rpartition(".")[0] + "." for name in names if ".parametrizations." in f".{name}")
     older = {name.removesuffix("_orig") + vector for name in names if name.endswith("_orig") for vector in ("_u", "_v")}
     moving |= {name: buffer for name, buffer in network.named_buffers() if name in older or name.startswith(vectors)}
     for path, module in network.named_modules():
         buffers = {joined(path, name): buffer for name, buffer in module.named_buffers(recurse=False)}
-        if buffers.keys() & set(names):
-            moving.update((name, buffer) for name, buffer in buffers.items() if name in names or name not in tensors)
+        if buffers.keys() & wanted:
+            moving.update((name, buffer) for name, buffer in buffers.items() if name in wanted or name not in tensors)
     return moving

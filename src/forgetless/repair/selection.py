@@ -104,7 +104,8 @@ class Selection:
 
     def owners(self, names: Collection[str]) -> tuple[str, ...]:
         """Return the groups that hold any of these tensors."""
-        return tuple(group for group, own in self._live.items() if not set(names).isdisjoint(own))
+        wanted = set(names)
+        return tuple(group for group, own in self._live.items() if not wanted.isdisjoint(own))
 
     def profile(self, by_tensor: Mapping[str, float], comparisons: int) -> Profile:
         """Return the forgetting profile for these changes between tasks."""
