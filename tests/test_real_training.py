@@ -58,7 +58,7 @@ def properties(task, count=32):
     x = torch.cat([F.one_hot(colour, 4), 2 * F.one_hot(size, 3), torch.zeros(count, 1)], 1) + 0.3 * torch.randn(
         count, 8
     )
-    size[::2] = -100
+    size[: count // 2] = -100
     return x, {"colour": colour, "size": size}
 
 

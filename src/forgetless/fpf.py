@@ -55,10 +55,10 @@ class FPF:
         True
 
     By default repairs stay within a ``budget``: they finetune on seven eighths of the buffer, and the held-out eighth
-    judges the result. Short repairs during training are undone if they clearly raised the held-out loss. ``finish``
-    searches the optimizer and the learning rate, repairs until the held-out loss stops falling, and keeps to the groups
-    that forget if that is as good as repairing all. It changes nothing if the loss did not fall by more than noise. A
-    causal language model is repaired by ``finish`` alone, which brings it back to its own earlier predictions.
+    judges the result. During training they are short, and one in ten is measured: if it clearly raised the loss, it is
+    undone. ``finish`` searches the optimizer and the learning rate, repairs until the held-out loss stops falling, and
+    keeps to the groups that forget if that is as good as repairing all. It changes nothing if the loss did not fall by
+    more than noise. ``finish`` alone repairs a causal language model: it brings back its own earlier predictions.
 
     With ``every``, ``steps``, ``lr``, ``threshold``, ``window`` or ``detect``, repairs follow the schedule of Zhao et
     al. (2023) instead. With ``groups="auto"`` nothing is then finetuned before a shift of the data was seen, since Eq.

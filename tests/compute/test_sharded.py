@@ -35,7 +35,7 @@ def test_two_processes_equal_one_with_the_same_data(sharded, policy):
     assert first["losses"] == second["losses"] == pytest.approx(one["losses"], rel=1e-3)
     assert first["scores"] == second["scores"] == pytest.approx(one["scores"], rel=1e-3)
     assert first["chosen"] == second["chosen"] == one["chosen"]
-    assert first["finetunings"] == one["finetunings"] == {"budget": 2, "language": 1, "schedule": 3}[policy]
+    assert first["finetunings"] == one["finetunings"] == {"budget": 10, "language": 1, "schedule": 3}[policy]
     assert [first["held"], second["held"]] == [one["held"] / 2] * 2
 
 

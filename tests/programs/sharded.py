@@ -44,7 +44,7 @@ import forgetless
 
 STEPS, SAVED = 60, 50
 SETTINGS: dict[str, dict[str, Any]] = {
-    "budget": {"capacity": 64, "batch": 64, "budget": 2},  # which has earned a repair after 40 steps of training
+    "budget": {"capacity": 64, "batch": 64, "budget": 2},
     "language": {"capacity": 64, "batch": 64, "budget": 2},
     "schedule": {"capacity": 4000, "batch": 4000, "every": 20, "steps": 10, "lr": 0.1, "window": 5, "threshold": 0.5},
 }

@@ -119,7 +119,7 @@ def test_a_gpu_keeps_half_a_byte_per_parameter():
     train(model, fpf, 60)
     assert fpf.finetunings
     assert torch.cuda.memory_allocated() - without < 0.5 * sum(p.numel() for p in model.parameters())
-    assert all(tensor.is_pinned() for tensor in fpf._repairer._anchor.values())
+    assert all(tensor.is_pinned() for tensor in fpf._repairer._anchor.held.values())
 
 
 def test_scores_do_not_depend_on_where_the_earlier_weights_are(device):

@@ -10,7 +10,7 @@ from loops import filled, normalised, state
 from torch import nn
 
 from forgetless import Buffer, NonFiniteError
-from forgetless.repair.finetune import Finetuning
+from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.held_out import Score
 from forgetless.repair.objective import Objective
 from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
@@ -29,7 +29,7 @@ def bench_of(model, buffer, seed=0, objective=None):
 
 def repair(tuner, bench, names, limit):
     """Repair during training, or with a limit at the end."""
-    return tuner.repair_briefly(bench, names, 8) if limit is None else tuner.repair_fully(bench, names, limit)
+    return tuner.repair_briefly(bench, names, 2, 8) if limit is None else tuner.repair_fully(bench, names, limit)
 
 
 def names_of(model):
@@ -115,7 +115,7 @@ def test_a_harmful_repair_is_undone_bit_for_bit(limit):
     before, tuner = state(model), Tuner(batch=8, distill=0.0)
     tuner.lr = 10.0
     done = drain(repair(tuner, bench_of(model, buffer), names, limit))
-    assert (done.losses, done.undone) == ((), 20 if limit is None else 60)
+    assert (done.losses, done.undone) == ((), 2 if limit is None else 60)
     assert done.after == done.before
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     if limit is None:
@@ -135,6 +135,7 @@ class Scripted:
 
     def finish(self):
         self._log.append((self.steps, self._rate))
+        return Finetuned((1.0,) * self.steps, ("w",))
 
     def undo(self):
         self._log.append("undone")
@@ -257,21 +258,44 @@ def test_a_repair_during_training_may_raise_the_loss_by_a_fifth(after, kept):
     bench, log = scripted([5.0, after])
     tuner = Tuner(batch=8, distill=0.0)
     tuner.lr = 0.01
-    done = drain(tuner.repair_briefly(bench, ["w"], batch=4))
+    done = drain(tuner.repair_briefly(bench, ["w"], 2, 4))
     assert ("undone" in log) == (not kept)
     assert done.after.loss == (after if kept else 5.0)
     assert tuner.lr == (0.02 if kept else 0.005)
-    assert (tuner.steps, tuner.examples) == (20, 20 * 4)
+    assert (tuner.steps, tuner.examples) == (2, 2 * 4)
 
 
 def test_the_rate_recovers_up_to_where_it_began():
     bench, _ = scripted([5.0, 6.1, 5.0, 6.1, *[5.0] * 6])
     tuner = Tuner(batch=8, distill=0.0)
     rates = []
-    for _ in range(5):
-        drain(tuner.repair_briefly(bench, ["w"], batch=4))
+    for _ in range(2 + 3 * 10):
+        drain(tuner.repair_briefly(bench, ["w"], 2, 4))
         rates.append(tuner.lr)
-    assert rates == [0.025, 0.0125, 0.025, 0.05, 0.05]
+    assert rates == [0.025, 0.0125, *[0.025] * 10, *[0.05] * 20]
+
+
+def test_a_repair_that_was_kept_is_followed_by_nine_that_are_not_measured():
+    bench, log = scripted([5.0, 6.1, 5.0, 4.0, 4.0, 3.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    done = [drain(tuner.repair_briefly(bench, ["w"], 2, 4)) for _ in range(12)]
+    assert [index for index, one in enumerate(done) if isinstance(one, Outcome)] == [0, 1, 11]
+    assert done[5] == Finetuned((1.0, 1.0), ("w",))
+    assert tuner.measured == 6
+    assert log.count("undone") == 1
+
+
+def test_a_repair_that_fails_unmeasured_leaves_no_steps_and_the_next_one_is_measured():
+    model = normalised()
+    buffer, names = filled(shape=(16,), classes=4), names_of(model)
+    tuner, bench = Tuner(batch=8, distill=0.0), bench_of(model, buffer)
+    assert isinstance(drain(tuner.repair_briefly(bench, names, 2, 8)), Outcome)
+    before, tuner.lr = state(model), 1e38
+    assert drain(tuner.repair_briefly(bench, names, 2, 8)) == Finetuned((), tuple(names))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert tuner.lr == 5e37
+    tuner.lr = 0.01
+    assert isinstance(drain(tuner.repair_briefly(bench, names, 2, 8)), Outcome)
 
 
 def test_trials_go_on_past_a_loss_that_is_not_finite():
@@ -299,7 +323,7 @@ def test_a_network_with_nan_is_named_as_the_cause():
         model.weight[0, 0] = torch.nan
     bench = bench_of(model, filled(shape=(4,), classes=2))
     with pytest.raises(NonFiniteError, match="loss on the held-out examples is nan before the repair: the network or"):
-        drain(Tuner(batch=8, distill=0.0).repair_briefly(bench, names_of(model), 8))
+        drain(Tuner(batch=8, distill=0.0).repair_briefly(bench, names_of(model), 2, 8))
 
 
 @pytest.mark.parametrize("limit", [None, 100])
@@ -320,8 +344,10 @@ def test_an_interrupted_measurement_leaves_no_steps(limit):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_a_tuners_state_is_its_rate_and_its_cost():
+def test_a_tuners_state_is_its_rate_its_cost_and_when_it_measures():
+    bench, _ = scripted([5.0, 4.0])
     tuner, again = Tuner(batch=8, distill=0.0), Tuner(batch=8, distill=0.0)
-    tuner.lr, tuner.steps, tuner.examples, tuner.measured = 0.01, 50, 400, 6
+    tuner.lr = 0.01
+    drain(tuner.repair_briefly(bench, ["w"], 2, 4))
     again.load_state_dict(tuner.state_dict())
-    assert again.state_dict() == {"lr": 0.01, "steps": 50, "examples": 400, "measured": 6}
+    assert again.state_dict() == {"lr": 0.02, "steps": 2, "examples": 8, "measured": 2, "trusted": 18}

@@ -17,16 +17,16 @@ from forgetless.repair.upkeep import Upkeep
 
 
 def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
-    """Steps have 32 examples, repairs 20 × 32. From step 267 on the reserve is 200 steps, no longer three quarters."""
+    """Steps have 32 examples, repairs 2 × 32. From step 134 on the reserve is 100 steps, no longer three quarters."""
     upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=32), Objective())
     due = []
-    for step in range(1, 501):
+    for step in range(1, 151):
         if upkeep.advance(32):
             due.append(step)
-            upkeep.tuner.examples += 20 * 32  # as a repair would
-    assert due == [80, 160, 240, 280, 300, 320, 340, 360, 380, 400, 420, 440, 460, 480, 500]
-    assert upkeep.spent == 15 * 640
-    assert upkeep.limit() == 500 - 15 * 20
+            upkeep.tuner.examples += 2 * 32  # as a repair would
+    assert due == [*range(8, 129, 8), *range(134, 151, 2)]
+    assert upkeep.spent == 25 * 64
+    assert upkeep.limit() == 150 - 25 * 2
 
 
 def test_a_loaded_state_decides_when_the_next_repair_is_due():
@@ -35,7 +35,7 @@ def test_a_loaded_state_decides_when_the_next_repair_is_due():
     late.tuner.examples = 10_000
     assert not late.advance(32)
     late.load_state_dict(state)
-    assert [step for step in range(1, 81) if late.advance(32)] == [80]
+    assert [step for step in range(1, 9) if late.advance(32)] == [8]
 
 
 def test_a_measurement_costs_a_third_of_its_examples():
@@ -44,7 +44,7 @@ def test_a_measurement_costs_a_third_of_its_examples():
     assert upkeep.held_out == 5
     assert upkeep.spent == 70 + 6 * 5 / 3
     assert upkeep.cost == pytest.approx(0.08)
-    assert upkeep.limit() == 150  # at least; 92 are left of the budget
+    assert upkeep.limit() == 100  # at least; 92 are left of the budget
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])
@@ -52,20 +52,25 @@ def test_the_budget_holds_during_training_and_at_the_end(budget):
     model, shape = make("mlp")
     fpf = FPF(model, capacity=64, budget=budget, groups="all")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    upkeep, repaired = fpf._repairer, []
+    upkeep, repaired, taken = fpf._repairer, [], 0
     for step, (x, y) in enumerate(shifting(shape, steps=200), start=1):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         earned = budget * 16 * step
-        affordable = earned - min(0.75 * earned, 200 * 32) >= upkeep.spent + 20 * 16
-        assert (fpf.observe(x, y) is not None) == affordable, f"step {step}"
-        repaired += [step] * affordable
-    assert repaired[0] == 20 * 16 / (4 * budget)  # a quarter of what is earned, 4 · budget · step, is 320
+        affordable = int((earned - min(0.75 * earned, 100 * 32) - upkeep.spent) / 16)
+        due = step % 2 == 0 and affordable >= 2 and len(fpf.buffer) == 64
+        done, taken = fpf.observe(x, y), upkeep.tuner.steps - taken
+        assert taken == affordable * due, f"step {step}"
+        assert (done is not None) == due, f"step {step}"
+        taken = upkeep.tuner.steps
+        repaired += [step] * due
+    # A quarter of what is earned, 4 · budget · step, pays for 32 examples, and four batches fill the buffer.
+    assert repaired[0] == max(8 / budget, 6)
     assert upkeep.spent <= budget * upkeep.trained
     assert fpf.finetunings == len(repaired)
     report = fpf.finish()
-    assert upkeep.spent <= budget * upkeep.trained + (150 + 20) * 32  # 20: the last finetuning may exceed the limit
+    assert upkeep.spent <= budget * upkeep.trained + (100 + 20) * 32  # 20: the last finetuning may exceed the limit
     assert report.cost == pytest.approx(upkeep.spent / 6400)
 
 
@@ -85,13 +90,28 @@ def test_defaults_keep_what_plain_training_forgets(kind, device):
 
 def test_a_first_repair_waits_for_64_examples():
     model, shape = make("mlp")
-    fpf = FPF(model, budget=2.5)
+    fpf = FPF(model, budget=0.25)
     done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:40]]
-    # 20 examples are earned in each step, three quarters for the end: 160 after 32 steps. The buffer has 64 after 8.
+    # 2 examples are earned in each step, three quarters for the end: 16 after 32 steps. The buffer has 64 after 8.
     assert done.index(True) == 31
     fpf = FPF(model, budget=10, batch=8)
     done = [fpf.observe(x[:8], y[:8]) is not None for x, y in list(shifting(shape))[:20]]
-    assert done.index(True) == 8  # 160 after 8 steps; 64 are stored after 8, and repaired before the ninth batch is
+    assert done.index(True) == 9  # 64 are stored after 8 steps, and repairs follow every second step
+
+
+def test_a_repair_during_training_takes_the_steps_that_are_earned_up_to_50():
+    model, shape = make("mlp")
+    fpf = FPF(model, capacity=64, budget=1)
+    taken = []
+    for x, y in list(shifting(shape, batch=512))[:4]:
+        done = fpf.observe(x, y)
+        taken.append(done and len(done.losses))
+    # Two steps earn 1024 examples, a quarter of which pays for eight steps of 32. The next two earn the same,
+    # less what two measurements of eight examples cost.
+    assert taken == [None, 8, None, 7]
+    fpf._repairer.trained = 10**6
+    fpf.observe(x, y)
+    assert len(fpf.observe(x, y).losses) == 50
 
 
 @pytest.mark.parametrize(("training", "repair"), [(1, 2), (10, 10), (128, 32)])
@@ -102,6 +122,25 @@ def test_a_repair_step_is_as_large_as_a_training_step_up_to_32(training, repair)
     assert upkeep.batch == repair
 
 
+def test_the_movement_that_is_scored_is_what_training_moved_between_two_repairs():
+    model, shape = make("mlp")
+    fpf = FPF(model, capacity=64, budget=2)
+    optimizer, upkeep, last = torch.optim.SGD(model.parameters(), lr=0.1), fpf._repairer, state(model)
+    movement: dict = {}
+    for x, y in list(shifting(shape))[:60]:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        trained, measures = state(model), upkeep.tuner.measures
+        if fpf.observe(x, y):
+            movement = {name: trained[name] - last[name] for name in trained} if measures else movement
+            last = state(model)
+    assert upkeep.finetunings > 10
+    now, before = state(model), upkeep._anchor.before()
+    for name in before:
+        torch.testing.assert_close(before[name], now[name] - movement[name], rtol=0, atol=1e-6)
+
+
 def test_a_harmful_repair_is_undone_and_counted():
     model = normalised()
     fpf = FPF(model, capacity=64, budget=10)
@@ -110,7 +149,7 @@ def test_a_harmful_repair_is_undone_and_counted():
         before = state(model)
         if done := fpf.observe(torch.randn_like(x), torch.randint(4, y.shape)):
             break
-    assert (done.undone, done.losses) == (20, ())
+    assert (done.undone, done.losses) == (15, ())  # six steps earned 960 examples, a quarter of which pays for 15 · 16
     assert moved(before, model) == set()
     assert fpf._repairer.tuner.lr == 500.0
     assert "; repairs: 1, undone: 1, cost: " in str(fpf.profile())
@@ -311,16 +350,17 @@ def test_a_whole_budget_and_another_one_resume():
         FPF(networks.mlp(4), budget=2).load_state_dict(state)
 
 
-def test_later_bad_labels_fail_at_the_repair_during_training():
+@pytest.mark.parametrize(("bad", "repairs"), [(4, 0), (8, 2)])  # the first repair is measured, the third one is not
+def test_later_bad_labels_fail_at_the_repair_during_training(bad, repairs):
     model, shape = make("mlp")
     fpf = FPF(model, 64, budget=10)
     x, y = next(shifting(shape))
-    before = state(model)
     with pytest.raises(ValueError, match="labels from 0 to 101; the network has 10 outputs"):
-        for step in range(20):
-            fpf.observe(x + step, y + 100 * (step > 3))
+        for step in range(1, 20):
+            before = state(model)
+            fpf.observe(x + step, y + 100 * (step >= bad))
     assert moved(before, model) == set()
-    assert fpf.finetunings == 0
+    assert fpf.finetunings == repairs
 
 
 def test_what_is_frozen_is_not_repaired():
@@ -328,12 +368,13 @@ def test_what_is_frozen_is_not_repaired():
     fpf = FPF(model, 64, budget=10, groups=["fc3"])
     model.fc3.requires_grad_(False)
     before, batches = state(model), list(shifting(shape))
-    for x, y in batches[:7]:
+    for x, y in batches[:5]:
         fpf.observe(x, y)
-    with pytest.warns(UserWarning, match="at step 8, but nothing was finetuned: fc3, which is chosen, is frozen"):
-        assert fpf.observe(*batches[7]) is None
-    assert fpf.observe(*batches[8]) is None  # it warns once
-    with pytest.warns(UserWarning, match="nothing was finetuned in 9 steps: fc3, which is chosen, is frozen"):
+    with pytest.warns(UserWarning, match="at step 6, but nothing was finetuned: fc3, which is chosen, is frozen"):
+        assert fpf.observe(*batches[5]) is None
+    for x, y in batches[6:8]:
+        assert fpf.observe(x, y) is None  # it warns once
+    with pytest.warns(UserWarning, match="nothing was finetuned in 8 steps: fc3, which is chosen, is frozen"):
         assert fpf.finish() is None
     assert moved(before, model) == set()
     model.fc3.requires_grad_(True)

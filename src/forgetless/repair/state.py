@@ -57,8 +57,9 @@ UPKEEP = {
     "held": int,
     "resting": [str],
     "anchor": SNAPSHOT,
+    "settled": bool,
     "budget": float,
-    "tuner": {"lr": float, "steps": int, "measured": int},
+    "tuner": {"lr": float, "steps": int, "measured": int, "trusted": int},
     "recollection": {"known": [str, {"ids": Tensor, "logs": Tensor, "loss": float}], "newest": [str], "predicted": int},
 }
 KINDS = {"schedule": SCHEDULE, "upkeep": UPKEEP}

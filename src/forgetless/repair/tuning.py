@@ -1,13 +1,16 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
-A repair during training is one short finetuning by SGD. It is undone, and the rate is halved, if it raised the loss on
-the buffer's held-out examples by more than a fifth. After one that is kept, the rate recovers. The repair at the end
-first searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
-finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
-repair ends when that happened several times in a row. If a rate is given, it is one long finetuning. All of it is
-undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if the mean IoU
-of images with labelled pixels fell. (During training such trials mislead, because they look only a few steps ahead and
-the network still has much to learn.)
+A repair during training is two steps of SGD, because many short repairs help more than a few long ones; if a training
+step earns more, it is longer. One in ten is measured. It is undone, and the rate is halved, if it raised the loss on
+the buffer's held-out examples by more than a fifth; then the next one is measured, too. After one that is kept, the
+rate recovers.
+
+The repair at the end first searches the optimizer and the learning rate by short trials from the same weights. Then it
+is a sequence of short finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and
+halves it, and the repair ends when that happened several times in a row. If a rate is given, it is one long finetuning.
+All of it is undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if
+the mean IoU of images with labelled pixels fell. (During training such trials mislead, because they look only a few
+steps ahead and the network still has much to learn.)
 
 The search can be limited to Adam for networks that have forgotten most of the examples. SGD wins the trials there, but
 it ends lower if training has left many ReLUs dead.
@@ -28,12 +31,14 @@ from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.memory.buffer import Buffer
 from forgetless.repair.descent import Descent
-from forgetless.repair.finetune import Finetuning
+from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.held_out import Score, fell, mean_overlap, measure, measure_parts
 from forgetless.repair.non_finite import NonFiniteError
 from forgetless.repair.objective import Objective
 
-CHUNK = 20  # steps of a finetuning between two measurements
+SHORT, LONG = 2, 50  # the steps of a repair during training: as many as the budget has earned, and no fewer and no more
+TRUSTED = 18  # steps of repairs during training that are not measured, after one that was measured and kept
+CHUNK = 20  # steps of a finetuning at the end between two measurements
 LR = 0.05  # of repairs during training, until one is undone
 BATCH_NORM_LR = 0.03  # the same for networks with batch norm
 CLIP = 1.0  # the largest norm of a gradient of language models, as is usual when they are trained
@@ -47,6 +52,8 @@ GROWTH = 1.5  # of the rate after a finetuning at the end that lowered the loss;
 CLEAR = 0.5  # a fall of the loss at the end is clear from this share over the root of the number of examples
 KNOWN = 0.001  # below this cross-entropy, examples that are all predicted correctly need no repair
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
+
+INFINITE = Score(math.inf, None, 0)
 
 T = TypeVar("T")
 
@@ -123,15 +130,32 @@ class Tuner:
         self.steps = 0  # taken so far, including trials and steps that were undone
         self.examples = 0  # of all these steps
         self.measured = 0  # measurements so far
+        self._trusted = 0  # steps of repairs during training that are not measured, before one that is
         self._failure: NonFiniteError | None = None  # of the last finetuning whose loss or weights were not finite
 
-    def repair_briefly(self, bench: Bench, names: Collection[str], batch: int) -> Generator[None, None, Outcome]:
-        """Repair the named tensors during training, by one short finetuning on batches of this size."""
-        before = self._first_score(bench)
+    @property
+    def measures(self) -> bool:
+        """Whether the next repair during training is measured."""
+        return self._trusted == 0
+
+    def repair_briefly(
+        self, bench: Bench, names: Collection[str], steps: int, batch: int
+    ) -> Generator[None, None, Outcome | Finetuned]:
+        """Repair the named tensors during training, by a few steps on batches of this size."""
         rate = Rate("sgd", self.lr)
-        run = self._begin(bench, names, rate, batch=batch)
-        after = yield from self._finetune(bench, run)
+        before = self._first_score(bench) if self.measures else None
+        run = self._begin(bench, names, rate, steps=steps, batch=batch)
+        done = yield from self._descend(run)
+        if before is None and done is not None:
+            self._trusted = max(0, self._trusted - steps)
+            return done
+        if before is None:
+            self._trusted = 0
+            self.lr /= 2
+            return Finetuned((), run.names)
+        after = INFINITE if done is None else self._score_of(bench, run)
         if after.loss <= NOISE * before.loss:
+            self._trusted = TRUSTED
             self.lr = min(self._highest, 2 * self.lr)
             return Outcome(before, after, 0, tuple(run.losses()), rate)
         run.undo()
@@ -192,12 +216,19 @@ class Tuner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later repairs depend on."""
-        return {"lr": self.lr, "steps": self.steps, "examples": self.examples, "measured": self.measured}
+        return {
+            "lr": self.lr,
+            "steps": self.steps,
+            "examples": self.examples,
+            "measured": self.measured,
+            "trusted": self._trusted,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``."""
         self.lr, self.steps = state["lr"], state["steps"]
         self.examples, self.measured = state["examples"], state["measured"]
+        self._trusted = state["trusted"]
 
     def _search(
         self, bench: Bench, names: Collection[str], before: Score, adam_below: float = 0.0
@@ -240,20 +271,28 @@ class Tuner:
 
     def _finetune(self, bench: Bench, run: Finetuning) -> Generator[None, None, Score]:
         """Take the steps of a finetuning and return the score; infinite if a loss or a weight was not finite."""
+        done = yield from self._descend(run)
+        return INFINITE if done is None else self._score_of(bench, run)
+
+    def _descend(self, run: Finetuning) -> Generator[None, None, Finetuned | None]:
+        """Take the steps of a finetuning; undo them and return None if a loss or a weight was not finite."""
         try:
             while run.left:
-                run.advance(run.steps // 2)
+                run.advance(max(SHORT, run.steps // 2))
                 yield
-            run.finish()
+            return run.finish()
         except NonFiniteError as failure:  # the network is as before
             self._failure = failure
-            return Score(math.inf, None, 0)
+            return None
+
+    def _score_of(self, bench: Bench, run: Finetuning) -> Score:
+        """Return the score after a finetuning."""
         try:
             score = self._score(bench)
         except BaseException:  # Ctrl-C too
             run.undo()
             raise
-        return score if math.isfinite(score.loss) else Score(math.inf, None, 0)
+        return score if math.isfinite(score.loss) else INFINITE
 
     def _first_score(self, bench: Bench) -> Score:
         """Return the score before a repair; raise an error if the loss is not finite."""

@@ -12,31 +12,31 @@ from typing import Any, final
 from warnings import warn
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import has_batch_norm, unwrap
-from forgetless.compute.shards import shard
 from forgetless.memory.buffer import HELD_OUT, Buffer
+from forgetless.repair.anchor import Anchor
 from forgetless.repair.descent import sharing
 from forgetless.repair.final import repair_fully
-from forgetless.repair.finetune import Finetuning
+from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
-from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.recollection import Recollection
 from forgetless.repair.report import Report
-from forgetless.repair.restoring import copies, untouched_randomness
+from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
-from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LR, Bench, Outcome, Tuner, drain
+from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LONG, LR, SHORT, Bench, Outcome, Tuner, drain
 
-RESERVE = 200  # steps for the end that repairs during training leave over, but at most three quarters of the budget
-LEAST = 150  # steps that the repair at the end may take even if less of the budget is left
-LANGUAGE_LEAST = 60  # the same for causal language models
+RESERVE = 100  # steps for the end, even if less of the budget is left; repairs during training leave them over
+LANGUAGE_RESERVE = 60  # the same for causal language models
+EXCHANGE = 2  # steps of the training between two exchanges of counts, and between two repairs
+SHARE = 0.75  # the largest share of the budget that repairs during training leave over
 RECALL = 1 / 3  # of the budget, for predictions of new sequences by a language model until a shift is announced
 FORGOTTEN = 0.5  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
@@ -67,21 +67,18 @@ class Upkeep:
         self._uncounted = 0  # examples of this process since then
         self.largest = 0  # examples of the largest training step so far, in this process
         self._largest_together = 0  # the sum over processes, as of the last count
-        self.repairs = 0
+        self.finetunings = 0  # repairs
         self.undone = 0  # repairs that were undone
         self._due_from = 0.0  # no repair is due before the training had this number of examples
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._held = 0  # examples of the buffer at the last repair
-        self._anchor: dict[str, Tensor] = {}  # the weights after the last repair, in host memory
+        self._anchor = Anchor(self._network)
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
     def start(self) -> None:
-        """Measure displacements from the present weights. Their copy is in host memory: only ``finish`` reads it."""
-        self._anchor = {}  # now, so that there are never two copies
-        tracked, tensors = set(self.selection.tracked), float_tensors(self._network)
-        parameters = {name: tensors[name] for name, _ in self._network.named_parameters() if name in tracked}
-        self._anchor = copies(parameters, host=True)
+        """Measure from the present weights how far training moves."""
+        self._anchor.take(self.selection.tracked)
 
     def join(self, processes: Processes) -> None:
         """Repair together with these processes."""
@@ -92,7 +89,8 @@ class Upkeep:
         self.step += 1
         self._uncounted += examples
         self.largest = max(self.largest, examples)
-        if agreed := (self._processes.count == 1 or self.step % CHUNK == 0):  # an exchange between processes is rare
+        agreed = self.step % (CHUNK if self.objective.shifts else EXCHANGE) == 0
+        if agreed or self._processes.count == 1:
             self._count()
         due = agreed and self.trained >= self._due_from and self.affords_repair()
         if (due or self.step == 1) and self._network.training:
@@ -112,13 +110,14 @@ class Upkeep:
 
     def affords_repair(self) -> bool:
         """Return whether the budget allows a repair during training now. That of a language model is for the end."""
-        if self.objective.shifts:
-            return False
-        earned = self._budget * self.trained
-        reserve = min(0.75 * earned, RESERVE * self.settings.batch)
-        missing = self.spent + CHUNK * self.batch - (earned - reserve)
+        missing = SHORT * self.batch - self._available()
         self._due_from = self.trained + missing / self._budget - 1  # an example earns no more than the budget
-        return self.settings.spread and missing <= 0
+        return self.settings.spread and missing <= 0 and not self.objective.shifts
+
+    def _available(self) -> float:
+        """Return how many examples a repair during training may use now."""
+        earned = self._budget * self.trained
+        return earned - min(SHARE * earned, RESERVE * self.settings.batch) - self.spent
 
     @property
     def batch(self) -> int:
@@ -141,11 +140,6 @@ class Upkeep:
     def held_out(self) -> int:
         """The number of held-out examples at the last repair."""
         return -(-self._held // HELD_OUT)
-
-    @property
-    def finetunings(self) -> int:
-        """The number of repairs."""
-        return self.repairs
 
     @property
     def cost(self) -> float | None:
@@ -174,7 +168,7 @@ class Upkeep:
         engine: Engine | None = None,
         *,
         at_end: bool = False,
-    ) -> Generator[None, None, Outcome]:
+    ) -> Generator[None, None, Outcome | Finetuned]:
         """Repair these tensors: shortly, or ``at_end`` until the held-out loss stops falling."""
         processes = self._processes
         self._held = sum(processes.gather(len(buffer)))
@@ -184,21 +178,28 @@ class Upkeep:
             return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
 
         bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
+        done: Outcome | Finetuned
         if at_end:
             done = yield from self.tuner.repair_fully(bench, names, self.limit())
         else:
-            done = yield from self.tuner.repair_briefly(bench, names, self.batch)
-        self.repairs += 1
+            steps = min(LONG, max(SHORT, int(self._available() / self.batch)))
+            done = yield from self.tuner.repair_briefly(bench, names, steps, self.batch)
+        self.finetunings += 1
         self.undone += not done.losses
         return done
 
-    def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | None:
+    def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | Finetuned | None:
         """Repair during training, unless everything is frozen, and leave the user's random states as they are."""
-        if not (names := self._checked_names(buffer)):
+        measures = self.tuner.measures
+        names = self._checked_names(buffer) if measures else self.names()
+        if not names:
             return None
+        if measures:
+            self._anchor.settle()
         with untouched_randomness(generator):
             done = drain(self.repair(names, buffer, generator))
-        self.start()
+        if self.tuner.measures:  # next time
+            self.start()
         return done
 
     def finish(self, buffer: Buffer, generator: torch.Generator) -> Report | None:
@@ -213,13 +214,13 @@ class Upkeep:
             self.recall(buffer, now=True)
         limit = self.limit()
         report = repair_fully(
-            self.model, buffer, self.objective, self.selection, before=self._anchor, limit=limit,
+            self.model, buffer, self.objective, self.selection, before=self._anchor.before(), limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
             recollection=self._recollection if recalls else None,
             adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
         )  # fmt: skip
         self.last = replace(report, cost=self.cost)
-        self.repairs += 1
+        self.finetunings += 1
         self.undone += not self.last.steps
         self.start()
         return self.last
@@ -228,9 +229,9 @@ class Upkeep:
         """Return the number of steps that the repair at the end may take."""
         left = self._budget * self.trained - self.spent
         if not self.objective.shifts:
-            return max(LEAST, int(left / self.settings.batch))
+            return max(RESERVE, int(left / self.settings.batch))
         scored = 3 * self.held_out  # by the scores of groups, and by measurements around the repair
-        return max(LANGUAGE_LEAST, int((left - scored) / self.settings.batch))
+        return max(LANGUAGE_RESERVE, int((left - scored) / self.settings.batch))
 
     def sensitivities(self) -> dict[str, float]:
         """Return no S_g: repairs within a budget do not need it, so it is not tracked."""
@@ -241,7 +242,7 @@ class Upkeep:
         scores = {} if self.last is None else {group.name: group.score for group in self.last.groups}
         chosen = self.selection.choice({}) if self.last is None else self.last.repaired
         cost = "" if self.cost is None else f", cost: {self.cost:.2f} × the training"
-        return self.selection.describe(scores, chosen, note=f"repairs: {self.repairs}, undone: {self.undone}{cost}")
+        return self.selection.describe(scores, chosen, note=f"repairs: {self.finetunings}, undone: {self.undone}{cost}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later steps depend on, besides the network and the buffer."""
@@ -250,12 +251,13 @@ class Upkeep:
             "trained": self.trained,
             "uncounted": self._uncounted,
             "largest": self.largest,
-            "repairs": self.repairs,
+            "repairs": self.finetunings,
             "undone": self.undone,
             "shifts": list(self.shifts),
             "held": self._held,
             "resting": sorted(self._resting),
-            "anchor": dict(self._anchor),
+            "anchor": dict(self._anchor.held),
+            "settled": self._anchor.settled,
             "budget": self._budget,
             "tuner": self.tuner.state_dict(),
             "recollection": self._recollection.state_dict(),
@@ -263,16 +265,12 @@ class Upkeep:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
-        saved = {name: tuple(tensor.shape) for name, tensor in state["anchor"].items()}
-        present = {name: tuple(shard(tensor).shape) for name, tensor in float_tensors(self._network).items()}
-        if saved and not saved.items() & present.items():  # a run of the benchmark has no anchor
-            raise ValueError("the state was saved from another network: none of its parameters has this name and shape")
+        self._anchor.load(state["anchor"], settled=state["settled"])  # first, since this also checks the network
         self.tuner.load_state_dict(state["tuner"])
         self._recollection.load_state_dict(state["recollection"])
         self.step, self.trained, self._uncounted = state["step"], state["trained"], state["uncounted"]
-        self.repairs, self.undone, self._held = state["repairs"], state["undone"], state["held"]
+        self.finetunings, self.undone, self._held = state["repairs"], state["undone"], state["held"]
         self.shifts, self._resting, self.largest = list(state["shifts"]), set(state["resting"]), state["largest"]
-        self._anchor = {name: tensor.cpu() for name, tensor in state["anchor"].items()}
         self._due_from = 0.0
         if state["budget"] != self._budget:
             warn(f"the state was saved with budget {state['budget']}; this FPF has {self._budget}", stacklevel=3)

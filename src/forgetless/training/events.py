@@ -54,7 +54,8 @@ class Repaired:
     """Groups were repaired after this step.
 
     The losses are those of the first and the last step of the finetuning; with a budget, those on the held-out examples
-    before and after it. ``kept`` is false if a repair within a budget was undone.
+    before and after it. ``kept`` is false if a repair within a budget was undone. Short repairs that are not measured
+    have no event.
     """
 
     step: int

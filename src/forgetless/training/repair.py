@@ -160,13 +160,16 @@ class Repair:
             try:
                 next(work)
             except StopIteration as end:
-                done: Outcome = end.value
+                done = end.value
                 break
             yield Waiting() if learner.engine.will_wait() else progress
         with torch.no_grad():
             moves = torch._foreach_sub([tensors[name] for name in names], list(before.values()))
         self._moved = dict(zip(names, moves, strict=True))
         learner.finetuned = True
+        if not isinstance(done, Outcome):
+            self.tracker.leave_out(self._moved)
+            return None
         return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=bool(done.losses))
 
     def _begin(self, groups: tuple[str, ...]) -> Finetuning:
