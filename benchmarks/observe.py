@@ -1,11 +1,12 @@
-"""Measure the overhead of ``FPF.observe`` between finetunings, relative to the training step.
+"""Measure the overhead of ``FPF.observe``, relative to the training step: between repairs, or with them.
 
     python benchmarks/observe.py [--network resnet18|mlp] [--batch 32] [--steps 320] [--device cpu]
-        [--policy distinct] [--window 20] [--distill 0] [--out FILE]
+        [--policy distinct] [--window 20] [--budget 0.8] [--distill 0] [--out FILE]
 
 Every step is timed in two parts: the training step of the user, and ``observe``. All calls of ``observe`` count,
-including those that write to the buffer and those at the end of a window, which copy the parameters. Every batch is
-new. On a CPU the time is that of the process, so that other processes disturb it less.
+including those that write to the buffer and those at the end of a window, which copy the parameters. With ``--budget``
+repairs count too. Every batch is new. On a CPU the time is that of the process, so that other processes disturb it
+less.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from provenance import provenance, publish
 
 
 def measure(
-    network: str, batch: int, steps: int, device: str, policy: str, window: int | None, distill: float
+    network: str,
+    batch: int,
+    steps: int,
+    device: str,
+    policy: str,
+    window: int | None,
+    budget: float | None,
+    distill: float,
 ) -> dict[str, object]:
     """Return the milliseconds of training and of ``observe`` per step."""
     torch.manual_seed(0)
@@ -36,7 +44,7 @@ def measure(
     y = torch.randint(10, (100, batch), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     # Either windows whose changes are compared, or a budget so small that no repair falls into the measurement.
-    mode: dict[str, Any] = {"budget": 1e-9} if window is None else {"window": window}
+    mode: dict[str, Any] = {"budget": budget or 1e-9} if window is None else {"window": window}
     fpf = forgetless.FPF(model, capacity=500, distill=distill, policy=policy, **mode)
 
     def synchronised_time() -> float:
@@ -65,6 +73,8 @@ def measure(
         "steps": steps,
         "policy": policy,
         "window": window,
+        "budget": budget,
+        "repairs": fpf.finetunings,
         "distill": distill,
         "training_ms_per_step": round(1000 * training / steps, 4),
         "observe_ms_per_step": round(1000 * observing / steps, 4),
@@ -84,6 +94,7 @@ def main() -> None:
         type=int,
         help="steps whose changes are compared; default: repairs within a budget, which compare none",
     )
+    parser.add_argument("--budget", type=float, help="also time repairs within this budget; default: no repair")
     parser.add_argument("--distill", type=float, default=0.0)
     parser.add_argument("--out", type=Path, help="also write the result to this JSON file")
     arguments = parser.parse_args()
@@ -94,6 +105,7 @@ def main() -> None:
         arguments.device,
         arguments.policy,
         arguments.window,
+        arguments.budget,
         arguments.distill,
     )
     publish(result | provenance(arguments.device), arguments.out)

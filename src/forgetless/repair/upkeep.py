@@ -38,7 +38,7 @@ LANGUAGE_RESERVE = 60  # the same for causal language models
 EXCHANGE = 2  # steps of the training between two exchanges of counts, and between two repairs
 SHARE = 0.75  # the largest share of the budget that repairs during training leave over
 RECALL = 1 / 3  # of the budget, for predictions of new sequences by a language model until a shift is announced
-FORGOTTEN = 0.5  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
+FORGOTTEN = 0.8  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
 FIRST = 64  # examples that the buffer must hold, if it can, before the first repair
 FEWEST = 3  # examples that it must hold in any case: one is held out, and batch norm needs two
 
