@@ -55,7 +55,7 @@ class FPF:
         True
 
     By default repairs stay within a ``budget``: they finetune on seven eighths of the buffer, and the held-out eighth
-    judges the result. During training they are short, and one in ten is measured: if it clearly raised the loss, it is
+    judges the result. During training they are short, and about one in ten is measured: if it raised the loss, it is
     undone. ``finish`` searches the optimizer and the learning rate, repairs until the held-out loss stops falling, and
     keeps to the groups that forget if that is as good as repairing all. It changes nothing if the loss did not fall by
     more than noise. ``finish`` alone repairs a causal language model: it brings back its own earlier predictions.
@@ -199,7 +199,7 @@ class FPF:
             logits: The network's output in this step's forward pass; ``distill`` needs it.
 
         Returns:
-            What the finetuning did, if there was one.
+            What the finetuning did, if there was one; an ``Outcome`` if it was measured on held-out examples.
         """
         self.settle()
         rows = self._checks.rows(x, y, logits, self.buffer)
@@ -284,12 +284,12 @@ class FPF:
     def _repair(self) -> Finetuned | Outcome | None:
         """Repair during training, or warn once that there is nothing to repair or to repair it with."""
         done: Finetuned | Outcome | None = None
-        if not (lack := _lack(self.buffer, self.processes)):
-            buffer, repairer = with_labels(self.buffer), self._repairer
-            if not all(self.processes.gather(repairer.ready(self.buffer) and repairer.ready(buffer))):
-                return None
-            done = repairer.finetune(buffer, self._generator)
+        repairer, buffer = self._repairer, with_labels(self.buffer) if has_labels(self.buffer) else None
+        if all(self.processes.gather(buffer is not None and repairer.ready(self.buffer) and repairer.ready(buffer))):
+            done = repairer.finetune(buffer or self.buffer, self._generator)
             lack = repairer.why_not() if done is None else ""
+        else:
+            lack = _lack(self.buffer, self.processes)
         if lack and not self._warned and self.step > 1:
             self._warned = True
             warn(f"a finetuning was due at step {self.step}, but nothing was finetuned: {lack}", stacklevel=3)

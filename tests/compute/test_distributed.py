@@ -64,6 +64,13 @@ def test_processes_share_a_budget(together):
     assert min(first["accuracy"], one["accuracy"]) > 85
 
 
+def test_processes_with_unequal_shares_repair_after_the_same_steps(together):
+    first, second = together("odd", 2)
+    assert [first["capacity"], second["capacity"]] == [11, 10]
+    assert first["weights"] == second["weights"]
+    assert first["finetunings"] == second["finetunings"] > 1
+
+
 def test_unlabelled_examples_have_no_weight(together):
     """One process has 60 labels and the other one; the update equals that of 61, in double precision."""
     (one,), (first, second) = together("unlabelled", 1), together("unlabelled", 2)

@@ -41,6 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import forgetless
+from forgetless.repair import upkeep
 
 STEPS, SAVED = 60, 50
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -106,6 +107,7 @@ def build(policy: str, way: str, count: int):
     settings = SETTINGS[policy] | ({"capacity": 128, "groups": "all"} if way.startswith("uneven") else {})
     fpf = forgetless.FPF(model, **settings)
     if policy == "budget":
+        upkeep.FORGOTTEN = 0.0  # so that SGD repairs: Adam magnifies differences of rounding
         fpf._repairer.tuner._clip = 0.5  # as for a language model, so that processes share the norm of a gradient
     return network, model, optimizer, fpf
 

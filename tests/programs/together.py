@@ -6,7 +6,8 @@ Each process writes a summary of every case as JSON.
 
 ``whole``: every process gets its half of each batch, the buffer holds all and a finetuning takes all of it, so that one
 process with the same data does the same. ``sampled``: a small buffer and small draws. ``norm``: with batch norm.
-``budget``: repairs within a budget, also with batch norm; the first process gets two thirds of each batch.
+``budget``: repairs within a budget, also with batch norm; the first process gets two thirds of each batch. ``odd``: the
+same without batch norm, with a buffer and repairs whose examples two processes cannot share equally.
 ``unlabelled``: a label for each of several places, few of them in one half of the images; in double precision.
 ``starved``: the last process has batches without examples.
 """
@@ -34,7 +35,7 @@ def main(folder: Path) -> None:
     count, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if count > 1:
         dist.init_process_group("gloo")
-    for case in ("whole", "sampled", "norm", "budget"):
+    for case in ("whole", "sampled", "norm", "budget", "odd"):
         (folder / f"{case}{count}-{rank}.json").write_text(json.dumps(summary(case, count, rank)))
     (folder / f"unlabelled{count}-{rank}.json").write_text(json.dumps(unlabelled(count, rank)))
     (folder / f"starved{count}-{rank}.json").write_text(json.dumps(starved(count, rank)))
@@ -79,7 +80,10 @@ def summary(case: str, count: int, rank: int) -> dict[str, Any]:
         network = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
     model = DistributedDataParallel(network) if count > 1 else network
     settings = {"capacity": 60, "batch": 16} if case != "whole" else {"capacity": 1000, "batch": 1000}
-    settings |= {"budget": 3} if case == "budget" else {"every": 15, "steps": 20, "lr": 0.1, "window": 5}
+    if case == "odd":
+        settings = {"capacity": 21, "batch": 15}
+    within = case in ("budget", "odd")
+    settings |= {"budget": 3} if within else {"every": 15, "steps": 20, "lr": 0.1, "window": 5}
     fpf = forgetless.FPF(model, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(1)
@@ -101,8 +105,8 @@ def summary(case: str, count: int, rank: int) -> dict[str, Any]:
         "finetunings": fpf.finetunings,
         "shifts": fpf.shifts,
         "capacity": fpf.buffer.capacity,
-        "losses": [done.loss_before, done.loss_after] if case == "budget" else done.losses,
-        "trained": fpf.state_dict()["upkeep"]["trained"] if case == "budget" else None,
+        "losses": [done.loss_before, done.loss_after] if within else done.losses,
+        "trained": fpf.state_dict()["upkeep"]["trained"] if within else None,
         "kept": sorted((fpf.buffer["x"] @ torch.arange(64.0)).tolist()),  # tells images apart
         "weights": torch.cat([tensor.flatten().double() for tensor in network.state_dict().values()]).tolist(),
         "accuracy": 100 * (network.eval()(x[old]).argmax(1) == y[old]).double().mean().item(),

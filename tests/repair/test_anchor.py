@@ -30,6 +30,27 @@ def test_an_anchor_keeps_the_movement_up_to_where_it_settled():
     torch.testing.assert_close(anchor.before()["bias"], network.bias.detach())
 
 
+def test_a_state_keeps_its_values_while_the_anchor_changes():
+    network = nn.Linear(2, 1)
+    anchor, other = Anchor(network), Anchor(network)
+    anchor.take(["weight"])
+    held, weight = dict(anchor.held), network.weight.detach().clone()
+    other.load(held, settled=False)
+    other.settle()
+    anchor.settle()
+    assert torch.equal(held["weight"], weight)
+
+
+def test_an_anchor_of_inference_mode_goes_on_outside():
+    network = nn.Linear(2, 1)
+    anchor = Anchor(network)
+    with torch.inference_mode():
+        anchor.take(["weight"])
+    move(network, 1)
+    anchor.settle()
+    torch.testing.assert_close(anchor.held["weight"], torch.ones(1, 2))
+
+
 def test_weights_of_another_shape_than_now_stay_as_they_are():
     network = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2))
     anchor = Anchor(network)

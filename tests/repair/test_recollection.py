@@ -240,7 +240,7 @@ def test_the_scored_sequences_of_all_processes_are_counted():
     fpf._repairer._processes = Twice()
     report = fpf.finish()
     assert len(fpf.buffer.held_out()["y"]) == 2
-    assert fpf._repairer.tuner.examples == 8 * report.tried + 2 * 2
+    assert fpf._repairer.tuner.examples == 2 * 8 * report.tried + 2 * 2
 
 
 def test_a_finished_model_is_repaired_without_other_processes(monkeypatch):

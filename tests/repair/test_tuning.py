@@ -285,6 +285,15 @@ def test_a_repair_that_was_kept_is_followed_by_nine_that_are_not_measured():
     assert log.count("undone") == 1
 
 
+def test_the_first_repair_after_one_at_the_end_is_measured():
+    bench, _ = scripted([5.0, 4.0, *[3.0] * 20])
+    tuner = Tuner(batch=8, distill=0.0)
+    drain(tuner.repair_briefly(bench, ["w"], 2, 4))
+    assert not tuner.measures
+    drain(tuner.repair_fully(bench, ["w"], limit=20))
+    assert tuner.measures
+
+
 def test_a_repair_that_fails_unmeasured_leaves_no_steps_and_the_next_one_is_measured():
     model = normalised()
     buffer, names = filled(shape=(16,), classes=4), names_of(model)

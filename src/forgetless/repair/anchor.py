@@ -56,7 +56,8 @@ class Anchor:
     def _reflect(self) -> None:
         """Replace weights by their distance to the present ones, or the other way round: both are a subtraction."""
         tensors = all_tensors(self._network)
-        for name, tensor in self.held.items():
+        for name, tensor in list(self.held.items()):
             if name in tensors and tensors[name].shape == tensor.shape:  # a head may have grown
-                tensor.neg_().add_(tensors[name].to(tensor.device))
+                present = copies({name: tensors[name]}, host=True)  # new memory, since a state may hold the tensor
+                self.held[name] = present[name].sub_(tensor)
         self.settled = not self.settled

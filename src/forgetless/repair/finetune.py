@@ -164,8 +164,8 @@ class Finetuning:
             step = partial(self._step, parameters)
             try:
                 for _ in range(min(count, self.left)):
-                    if self._engine is None:
-                        step()
+                    if self._engine is None or len(self._buffer) < self._buffer.capacity:
+                        step()  # a graph of a buffer that still fills would soon be of no use
                     else:
                         self._engine.call(self._key, step)
                     self.left -= 1
@@ -180,7 +180,7 @@ class Finetuning:
         """The number of examples that a step draws, in all processes together."""
         stored = len(self._buffer)
         available = stored - -(-stored // HELD_OUT) if self._descent.spare else stored
-        return min(self._batch, available) * self._processes.count
+        return sum(self._processes.gather(min(self._batch, available)))
 
     def finish(self) -> Finetuned:
         """Return the outcome, or restore the network and raise ``NonFiniteError``. Synchronises with the GPU."""
@@ -301,9 +301,11 @@ class Finetuning:
 
     def _average_statistics(self) -> None:
         """Average the finetuned running statistics, which saw different examples in each process."""
-        for name, tensor in self._network.named_buffers():
-            if name in self._saved.moving and tensor.is_floating_point():
-                tensor.copy_(self._processes.mean(tensor))
+        moving = self._saved.moving
+        floats = [buffer for n, buffer in self._network.named_buffers() if n in moving and buffer.is_floating_point()]
+        if floats:
+            for buffer, mean in zip(floats, self._processes.mean_over_examples(floats, 1), strict=True):
+                buffer.copy_(mean)
 
 
 def _check_buffer(buffer: Buffer, distill: float) -> None:

@@ -1,9 +1,9 @@
 """Repairs that tune themselves: the optimizer, the rate and the length are found by measuring on held-out examples.
 
 A repair during training is two steps of SGD, because many short repairs help more than a few long ones; if a training
-step earns more, it is longer. One in ten is measured. It is undone, and the rate is halved, if it raised the loss on
-the buffer's held-out examples by more than a fifth; then the next one is measured, too. After one that is kept, the
-rate recovers.
+step earns more, it is longer. After 18 steps without a measurement the next one is measured. It is undone, and the rate
+is halved, if it raised the loss on the buffer's held-out examples by more than a fifth; then the next one is measured,
+too. After one that is kept, the rate recovers.
 
 The repair at the end first searches the optimizer and the learning rate by short trials from the same weights. Then it
 is a sequence of short finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and
@@ -146,10 +146,10 @@ class Tuner:
         before = self._first_score(bench) if self.measures else None
         run = self._begin(bench, names, rate, steps=steps, batch=batch)
         done = yield from self._descend(run)
-        if before is None and done is not None:
-            self._trusted = max(0, self._trusted - steps)
-            return done
         if before is None:
+            if done is not None:
+                self._trusted = max(0, self._trusted - steps)
+                return done
             self._trusted = 0
             self.lr /= 2
             return Finetuned((), run.names)
@@ -181,6 +181,7 @@ class Tuner:
         is below ``adam_below``.
         """
         before, earlier = self._first_score(bench), self.steps
+        self._trusted = 0
         if skip_known and before.accuracy == 1 and before.loss < KNOWN:
             return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         if rate is not None:

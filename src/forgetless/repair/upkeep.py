@@ -35,7 +35,7 @@ from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LONG, LR, SHORT
 
 RESERVE = 100  # steps for the end, even if less of the budget is left; repairs during training leave them over
 LANGUAGE_RESERVE = 60  # the same for causal language models
-EXCHANGE = 2  # steps of the training between two exchanges of counts, and between two repairs
+EXCHANGE = 2  # steps of a user's loop between two exchanges of counts, and between two repairs
 SHARE = 0.75  # the largest share of the budget that repairs during training leave over
 RECALL = 1 / 3  # of the budget, for predictions of new sequences by a language model until a shift is announced
 FORGOTTEN = 0.8  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
