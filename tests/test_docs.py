@@ -167,7 +167,7 @@ def test_plain_loop_values_are_means_over_seeds_and_extremes_over_rows(monkeypat
     assert loop["highest"] == {"alone": 41, "fpf": 92, "replay": 92.5}
     assert loop["best"]["abrupt"] == {"alone": 19, "fpf": 89.5, "replay": 92.5}
     assert loop["best"]["fading"] == {"alone": 41, "fpf": 92, "replay": 71}
-    assert (loop["lowest_run"], loop["highest_before"]) == (84, 49)
+    assert (loop["lowest_run"], loop["lowest_before"], loop["highest_before"]) == (84, 41.5, 47)
     assert loop["replay_ahead"] == ["by 6.0 points with AdamW 0.003 on the abrupt stream"]
     assert loop["cost"] == {"fpf": 0.95, "replay": 1}  # without the weekly updates
     assert loop["weekly"] == {"optimizer": "AdamW 0.001", "accuracy": 88}

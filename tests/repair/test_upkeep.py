@@ -45,6 +45,8 @@ def test_a_measurement_costs_a_third_of_its_examples():
     assert upkeep.spent == 70 + 6 * 5 / 3
     assert upkeep.cost == pytest.approx(0.08)
     assert upkeep.limit() == 100  # at least; 92 are left of the budget
+    upkeep._held = 500
+    assert upkeep.limit() == 450  # nine passes over the buffer
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])

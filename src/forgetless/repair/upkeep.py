@@ -34,7 +34,8 @@ from forgetless.repair.trial import try_out
 from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LONG, LR, SHORT, Bench, Outcome, Tuner, drain
 
 RESERVE = 100  # steps for the end, even if less of the budget is left; repairs during training leave them over
-LANGUAGE_RESERVE = 60  # the same for causal language models
+PASSES = 9  # over the buffer for the end, if they take more steps than that
+LANGUAGE_RESERVE = 60  # steps for the end, of causal language models
 EXCHANGE = 2  # steps of a user's loop between two exchanges of counts, and between two repairs
 SHARE = 0.75  # the largest share of the budget that repairs during training leave over
 RECALL = 1 / 3  # of the budget, for predictions of new sequences by a language model until a shift is announced
@@ -116,8 +117,8 @@ class Upkeep:
 
     def _available(self) -> float:
         """Return how many examples a repair during training may use now."""
-        earned = self._budget * self.trained
-        return earned - min(SHARE * earned, RESERVE * self.settings.batch) - self.spent
+        earned, batch = self._budget * self.trained, self.settings.batch
+        return earned - min(SHARE * earned, _reserve(self._held, batch) * batch) - self.spent
 
     @property
     def batch(self) -> int:
@@ -229,7 +230,7 @@ class Upkeep:
         """Return the number of steps that the repair at the end may take."""
         left = self._budget * self.trained - self.spent
         if not self.objective.shifts:
-            return max(RESERVE, int(left / self.settings.batch))
+            return max(_reserve(self._held, self.settings.batch), int(left / self.settings.batch))
         scored = 3 * self.held_out  # by the scores of groups, and by measurements around the repair
         return max(LANGUAGE_RESERVE, int((left - scored) / self.settings.batch))
 
@@ -294,6 +295,11 @@ class Upkeep:
             rows = {name: buffer[name] for name in buffer.columns}
             try_out(self.model, self.objective, rows, names=names, batch=2, distill=self.settings.distill)
         return names
+
+
+def _reserve(held: int, batch: int) -> int:
+    """Return the steps that are left over for the end, with this number of examples in the buffer."""
+    return max(RESERVE, PASSES * held // batch)
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
