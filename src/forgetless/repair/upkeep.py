@@ -170,7 +170,7 @@ class Upkeep:
         *,
         at_end: bool = False,
     ) -> Generator[None, None, Outcome | Finetuned]:
-        """Repair these tensors: shortly, or ``at_end`` until the held-out loss stops falling."""
+        """Repair these tensors: briefly, or ``at_end`` until the held-out loss stops falling."""
         processes = self._processes
         self._held = sum(processes.gather(len(buffer)))
 
