@@ -17,6 +17,7 @@ from forgetless.compute.engine import Engine
 from forgetless.repair import finetune as finetuning
 from forgetless.repair.descent import Descent, Schedule
 from forgetless.repair.finetune import Finetuning
+from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective, call
 from forgetless.repair.restoring import Restorer
 from forgetless.repair.settings import Finetune
@@ -103,6 +104,30 @@ def test_an_engine_finetunes_an_mlp_to_the_same_bits(chosen, distill):
     assert moved(before, quick) == set(names)
     for one, other in zip(plain.parameters(), quick.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_finetuning_that_begins_again_equals_a_new_one():
+    torch.manual_seed(1)
+    models = [networks.resnet18(5, width=4)]
+    models.append(copy.deepcopy(models[0]))
+    buffer, names = filled(shape=(3, 8, 8)), sorted(state(models[0]).keys() & set(float_tensors(models[0])))
+    first, second = (Descent.cosine(Finetune(steps=2, lr=lr, batch=16)) for lr in (0.05, 0.2))
+    generators = [torch.Generator().manual_seed(2) for _ in models]
+    runs = [Finetuning(m, buffer, names, first, Objective(), g) for m, g in zip(models, generators, strict=True)]
+    for run in runs:
+        run.advance(2)
+        run.finish()
+    before = state(models[0])
+    runs = [runs[0].restart(second), Finetuning(models[1], buffer, names, second, Objective(), generators[1])]
+    losses = []
+    for run in runs:
+        run.advance(2)
+        losses.append(run.finish().losses)
+    assert losses[0] == losses[1]
+    after, expected = state(models[0]), state(models[1])
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+    runs[0].undo()
+    assert moved(before, models[0]) == set()
 
 
 @pytest.mark.parametrize("distill", [0.0, 0.5])

@@ -110,6 +110,10 @@ class Engine:
         else:
             self._graphs.call(key, function)
 
+    def replays(self, key: Hashable) -> bool:
+        """Return whether ``call`` with this key replays a graph."""
+        return self._graphs is not None and self._graphs.has(key)
+
     def discard_graphs(self, phase: str) -> None:
         """Discard the graphs whose keys begin with ``phase``, because what they read is about to be replaced."""
         self.synchronize()

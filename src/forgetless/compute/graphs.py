@@ -37,6 +37,10 @@ class Graphs:
             self._graphs[key] = self._capture(function)
         self._graphs[key].replay()
 
+    def has(self, key: Hashable) -> bool:
+        """Return whether ``call`` with this key is a replay."""
+        return key in self._graphs
+
     def discard(self, phase: str) -> None:
         """Discard the graphs whose keys are tuples that begin with ``phase``."""
         for key in [key for key in self._calls if isinstance(key, tuple) and key[0] == phase]:

@@ -10,8 +10,8 @@ tensors move (with chosen statistics, their counter of batches moves too).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -151,29 +151,39 @@ class Finetuning:
         if engine is not None and engine.cuda:
             self._use(engine.persistent(self._key, lambda: Schedule(self.steps, self._device)))
 
+    def restart(self, descent: Descent) -> Finetuning:
+        """Begin again, from the present weights and with other rates, once ``finish`` was called."""
+        self._descent, self.left = descent, self.steps
+        self._optimizer = Optimizer(descent)
+        self._saved.renew()
+        if self._schedule is not None:
+            self._use(self._schedule)
+        return self
+
     def advance(self, count: int) -> None:
         """Take up to ``count`` more steps. If one fails, restore the network as it was before the first."""
+        engine = self._engine
+        if len(self._buffer) < self._buffer.capacity:
+            engine = None  # a graph of a buffer that still fills would soon be of no use
+        replays = engine is not None and engine.replays(self._key)
+        training: AbstractContextManager[list[nn.Parameter]] = nullcontext([]) if replays else self._training()
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            uncompiled(),
-            finetuning_modes(self._model, self.names) as parameters,
             nullcontext() if self._engine is None else self._engine.others_cast_once(self._network, self.names),
+            training as parameters,
         ):
-            self._gradients = Gradients(self._network)
             step = partial(self._step, parameters)
             try:
                 for _ in range(min(count, self.left)):
-                    if self._engine is None or len(self._buffer) < self._buffer.capacity:
-                        step()  # a graph of a buffer that still fills would soon be of no use
+                    if engine is None:
+                        step()
                     else:
-                        self._engine.call(self._key, step)
+                        engine.call(self._key, step)
                     self.left -= 1
             except BaseException:  # Ctrl-C too
                 self._saved.restore()
                 raise
-            finally:
-                torch.clear_autocast_cache()
 
     @property
     def drawn(self) -> int:
@@ -220,6 +230,16 @@ class Finetuning:
         self._saved.load_state_dict(state)
         if self._schedule is not None:
             self._schedule.step.fill_(self.steps - self.left)
+
+    @contextmanager
+    def _training(self) -> Iterator[list[nn.Parameter]]:
+        """Let the network run as in a finetuning inside a ``with`` block; a replay does not need that."""
+        with uncompiled(), finetuning_modes(self._model, self.names) as parameters:
+            self._gradients = Gradients(self._network)
+            try:
+                yield parameters
+            finally:
+                torch.clear_autocast_cache()
 
     def _use(self, schedule: Schedule) -> None:
         self._schedule, self._losses = schedule, schedule.losses
@@ -301,6 +321,8 @@ class Finetuning:
 
     def _average_statistics(self) -> None:
         """Average the finetuned running statistics, which saw different examples in each process."""
+        if self._processes.count == 1:
+            return
         moving = self._saved.moving
         floats = [buffer for n, buffer in self._network.named_buffers() if n in moving and buffer.is_floating_point()]
         if floats:

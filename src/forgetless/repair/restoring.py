@@ -30,6 +30,13 @@ class Restorer:
             buffers = {name: tensor for name, tensor in moving.items() if name not in parameters}
             self.moving, self.still = copies(parameters, host=host) | copies(buffers), copies(still)
 
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Copy the present values over the earlier ones."""
+        tensors = all_tensors(self._network)
+        for held in (self.moving, self.still):
+            copy_all(held, {name: tensors[name] for name in held})
+
     def restore(self) -> None:
         """Put back everything."""
         self._put_back(self.moving | self.still)
@@ -50,6 +57,8 @@ class Restorer:
     @torch.no_grad()
     def _put_back(self, values: Mapping[str, Tensor]) -> None:
         """Write these values. A buffer that was replaced, or made in ``inference_mode``, becomes the copy itself."""
+        if not values:
+            return
         tensors = all_tensors(self._network)
         for name, value in values.items():
             same = name in tensors and (tensors[name].shape, tensors[name].dtype) == (value.shape, value.dtype)
@@ -102,10 +111,15 @@ def copies(tensors: Mapping[str, Tensor], *, host: bool = False) -> dict[str, Te
     """Return copies of tensors (of sharded ones, of this process's shards), on their devices or in host memory."""
     sources = {name: shard(tensor) for name, tensor in tensors.items()}
     made = {name: empty_copy(tensor, host=host) for name, tensor in sources.items()}
-    for dtype in {tensor.dtype for tensor in sources.values()}:  # one kernel for all tensors of a dtype
-        names = [name for name, tensor in sources.items() if tensor.dtype == dtype]
-        torch._foreach_copy_([made[name] for name in names], [sources[name] for name in names])
+    copy_all(made, sources)
     return made
+
+
+def copy_all(held: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
+    """Copy tensors over others of the same names, with one kernel for all tensors of a dtype."""
+    for dtype in {tensor.dtype for tensor in sources.values()}:
+        names = [name for name, tensor in sources.items() if tensor.dtype == dtype]
+        torch._foreach_copy_([held[name] for name in names], [sources[name] for name in names])
 
 
 def empty_copy(tensor: Tensor, *, host: bool) -> Tensor:

@@ -6,8 +6,9 @@ for the end. What a repair does is in ``tuning``; the one at the end is in ``fin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, final
 from warnings import warn
 
@@ -19,7 +20,7 @@ from forgetless.compute.engine import Engine
 from forgetless.compute.modules import has_batch_norm, unwrap
 from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.anchor import Anchor
-from forgetless.repair.descent import sharing
+from forgetless.repair.descent import Descent, sharing
 from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
@@ -174,14 +175,14 @@ class Upkeep:
         processes = self._processes
         self._held = sum(processes.gather(len(buffer)))
 
-        def begin(names: Collection[str], descent: Any) -> Finetuning:
+        def begin(names: Collection[str], descent: Descent) -> Finetuning:
             part = sharing(descent, processes)
-            return Finetuning(self.model, buffer, names, part, self.objective, generator, engine, processes)
+            make = partial(Finetuning, self.model, buffer, names, part, self.objective, generator, engine, processes)
+            return make() if engine is None or at_end else _begun_again(make, names, part, buffer, engine)
 
         bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
-        done: Outcome | Finetuned
         if at_end:
-            done = yield from self.tuner.repair_fully(bench, names, self.limit())
+            done: Outcome | Finetuned = yield from self.tuner.repair_fully(bench, names, self.limit())
         else:
             steps = min(LONG, max(SHORT, int(self._available() / self.batch)))
             done = yield from self.tuner.repair_briefly(bench, names, steps, self.batch)
@@ -295,6 +296,15 @@ class Upkeep:
             rows = {name: buffer[name] for name in buffer.columns}
             try_out(self.model, self.objective, rows, names=names, batch=2, distill=self.settings.distill)
         return names
+
+
+def _begun_again(
+    make: Callable[[], Finetuning], names: Collection[str], descent: Descent, buffer: Buffer, engine: Engine
+) -> Finetuning:
+    """Return the finetuning that the engine keeps for such repairs, which takes a while to make."""
+    if len(buffer) < buffer.capacity:
+        return make()
+    return engine.persistent(("repair", *names, replace(descent, rates=()), descent.steps), make).restart(descent)
 
 
 def _reserve(held: int, batch: int) -> int:

@@ -45,6 +45,7 @@ class Repair:
         self.selection = self._repairer.selection if self._upkeep is None else self._upkeep.selection
         self._run: Finetuning | None = None  # the finetuning under way, of these groups
         self._groups: tuple[str, ...] = ()
+        self._movable: dict[str, Tensor] = {}  # what repairs within a budget move; empty: not known
         self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
         self._trained = 0  # examples of the training so far
         self._counted = (0, 0)  # examples and measurements of self-tuning repairs whose FLOPs are counted
@@ -56,6 +57,10 @@ class Repair:
             return self._settings.due(step) and stored > 0
         self._upkeep.trained, self._upkeep.largest = self._trained, max(self._upkeep.largest, examples)
         return self._upkeep.affords_repair() and self._upkeep.ready(self._learner.buffer)
+
+    def look_again(self) -> None:
+        """Note that other parts of the network are frozen now."""
+        self._movable = {}
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(self.tracker.by_tensor(row))
@@ -149,12 +154,15 @@ class Repair:
     def _repair_within_budget(
         self, upkeep: Upkeep, progress: Stepped, final: bool
     ) -> Generator[Event, None, Repaired | None]:
-        learner, tensors = self._learner, float_tensors(self._network)
-        if not (names := upkeep.names()):
+        learner = self._learner
+        if not self._movable:
+            tensors = float_tensors(self._network)
+            self._movable = {name: tensors[name] for name in upkeep.names()}
+        if not (names := tuple(self._movable)):
             return None
         groups = upkeep.selection.owners(names)
         learner.engine.seed(draw_seed(self._generator))
-        before = copies({name: tensors[name] for name in names})
+        before = copies(self._movable)
         work = upkeep.repair(names, learner.buffer, self._generator, learner.engine, at_end=final)
         while True:
             try:
@@ -164,7 +172,7 @@ class Repair:
                 break
             yield Waiting() if learner.engine.will_wait() else progress
         with torch.no_grad():
-            moves = torch._foreach_sub([tensors[name] for name in names], list(before.values()))
+            moves = torch._foreach_sub(list(self._movable.values()), list(before.values()))
         self._moved = dict(zip(names, moves, strict=True))
         learner.finetuned = True
         if not isinstance(done, Outcome):

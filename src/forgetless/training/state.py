@@ -148,6 +148,7 @@ class RunState:
             if any(joined(path, name) in self.frozen for name, _ in module.named_buffers(recurse=False)):
                 module.training = network.training and not frozen  # only this module, not those inside it
         self.learner.take_parameters()
+        self.repair.look_again()
 
     def load_task(self) -> Loader:
         """Return a new loader of the current task's training examples."""
