@@ -173,6 +173,24 @@ def test_captured_finetuning_equals_called_finetuning(distill, policy):
 
 
 @on_gpu
+def test_captured_repairs_within_a_budget_equal_called_ones():
+    """Short repairs follow about every fourth step, so that the buffer takes many batches after a repair."""
+    found = []
+    for capture in (False, True):
+        method = spied("masked")()
+        repairs = Finetune.within(distill=0.2, batch=8)
+        way = {"capture": capture, "device": "cuda", "deterministic": True, "epochs": 13, "policy": "distinct"}
+        found.append((run(method, finetune=repairs, **way), method.learner))
+    (called, one), (replayed, other) = found
+    for column in ("x", "y"):
+        assert torch.equal(one.buffer[column], other.buffer[column])
+    torch.testing.assert_close(one.buffer["logits"], other.buffer["logits"], rtol=1e-3, atol=1e-3)
+    for (*_, a), (*_, b) in zip(called.losses, replayed.losses, strict=True):
+        assert abs(a - b) < 1e-3
+    assert called.flops == replayed.flops
+
+
+@on_gpu
 def test_deterministic_runs_have_the_same_bits():
     weights = [
         torch.cat([p.detach().flatten() for p in run(ER(), device="cuda", deterministic=True).network.parameters()])

@@ -24,11 +24,11 @@ from forgetless.methods.learner import Batch
 from forgetless.methods.loader import Loader, batch_sizes
 from forgetless.methods.method import take_step
 from forgetless.repair.non_finite import NonFiniteError
+from forgetless.repair.restoring import copies, copy_all
 from forgetless.training import events
 from forgetless.training.checks import check_parts
 from forgetless.training.evaluation import Accuracies, evaluate
 from forgetless.training.events import Event
-from forgetless.training.plain import copied
 from forgetless.training.repair import PROGRESS
 from forgetless.training.settings import TrainSettings
 from forgetless.training.state import RunState, check_state, is_built_in
@@ -117,7 +117,7 @@ class Run(Iterator[Event]):
         """Train on all tasks, or on what is left of them after ``state``."""
         run = self._run = set_up()
         if run.settings.anytime:
-            _restorable_state(run)  # an error now rather than after the first task
+            run.restorable_state()  # an error now rather than after the first task
         resumed = state is not None
         if state is not None:
             run.load_state_dict(state)
@@ -199,18 +199,21 @@ def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
     cost = (size, min(stored, run.method.draws(learner)), position.task > 0)
     if resumed or (run.settings.finetune is not None and run.repair.due(position.step, size, stored)):
         if not resumed:
-            run.pending = learner.run_counted("train", cost, lambda: _update(run, loader, size))
+            run.pending = examples = engine.persistent(("pending", size), dict[str, Tensor])
+            key = ("train", "update", size, stored)
+            update = partial(engine.call, key, lambda: _keep(examples, _update(run, loader, size)))
+            learner.run_counted("train", cost, update)
             if engine.will_wait():
                 yield events.Waiting()
         repaired = yield from _finetune(run)
         assert run.pending is not None
-        _offer(run, run.pending)
+        engine.call(("train", "offer", size, stored), partial(_offer, run, run.pending))  # as a plain call if resumed
         run.pending = None
         if repaired is not None:
             yield repaired
     else:
-        step = partial(engine.call, ("train", size, stored), lambda: _offer(run, _update(run, loader, size)))
-        learner.run_counted("train", cost, step)
+        update = partial(engine.call, ("train", size, stored), lambda: _offer(run, _update(run, loader, size)))
+        learner.run_counted("train", cost, update)
     if run.offers:
         learner.buffer.advance(size)
 
@@ -228,6 +231,14 @@ def _update(run: RunState, loader: Loader, size: int) -> dict[str, Tensor]:
             "the finetuning's distillation need"
         )
     return {"x": x, "y": y} | {name: columns[name] for name in run.columns}
+
+
+def _keep(examples: dict[str, Tensor], batch: dict[str, Tensor]) -> None:
+    """Copy a batch over an earlier one: the memory of a captured step is used again by other captured steps."""
+    if examples:
+        copy_all(examples, batch)
+    else:
+        examples.update(copies(batch))
 
 
 def _offer(run: RunState, examples: dict[str, Tensor]) -> None:
@@ -279,7 +290,7 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
     learner, method, engine = run.learner, run.method, run.engine
     with run.clock.phase("evaluate"):
         weights = {name: tensor.detach().clone() for name, tensor in run.network.state_dict().items()}
-        gathered = _restorable_state(run)
+        gathered = run.restorable_state()
         random_state, flops, finetuned = engine.state_dict(), learner.flops.copy(), learner.finetuned
         yield from _finish_method(run, resumable=False)
         if run.settings.finetune is not None:
@@ -295,16 +306,6 @@ def _evaluate_as_if_ended(run: RunState) -> Generator[Event, None, Accuracies]:
         learner.flops = flops
         learner.finetuned = finetuned
     return accuracies
-
-
-def _restorable_state(run: RunState) -> Any:
-    """Return a copy of the state of a method that has ``finish()``, or raise ``ValueError`` if it has none."""
-    if type(run.method).finish is Method.finish:
-        return None
-    try:
-        return copied(run.method.state_dict(run.learner))
-    except TypeError as error:
-        raise ValueError(f"anytime is True, but finish() of the method cannot be undone: {error}") from error
 
 
 def _evaluate(run: RunState) -> Accuracies:

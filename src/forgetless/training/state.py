@@ -171,6 +171,15 @@ class RunState:
         self.learner.lr = self.settings.lr
         self.engine.discard_graphs("train")
 
+    def restorable_state(self) -> Any:
+        """Return a copy of the state of a method that has ``finish()``, or raise ``ValueError`` if it has none."""
+        if type(self.method).finish is Method.finish:
+            return None
+        try:
+            return copied(self.method.state_dict(self.learner))
+        except TypeError as error:
+            raise ValueError(f"anytime is True, but finish() of the method cannot be undone: {error}") from error
+
     def result(self) -> Result:
         """Return what the run has measured, once it is over."""
         repair, tracker, measured = self.repair, self.repair.tracker, self.measured
