@@ -300,8 +300,9 @@ GRIDS: dict[str, dict[str, list[Grid]]] = {
         "oewc": [{"lr": [0.01, 0.03]}],
         "gdumb": [{}],
     },
+    "seq-cifar10-12-epochs": {"recipe": [{}, {"budget": [1.9], "lr_decay": [1.0, 0.2]}]},  # chooses for 50 epochs
     "seq-cifar10-50-epochs": {  # a point takes ten times as long, so most settings are those of 5 epochs
-        "recipe": [{"lr_decay": [1.0, 0.2]}],
+        "recipe": [{"budget": [1.9]}],
         "k-fpf-ce": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1]}],
         "k-fpf-kd": [{"lr": [0.03], "ft_lr": [0.05], "every": [500], "threshold": [0.1], "kd": [0.05, 0.1]}],
         "k-fpf+masked": [{**DENSE, "lr": [0.03], "ft_lr": [0.03], "kd": [0.2], "lr_decay": [1.0, 0.2]}],
