@@ -22,10 +22,11 @@ def first_infinite(losses: Sequence[float], tensors: Mapping[str, Tensor]) -> st
     names = [name for name, tensor in tensors.items() if tensor.numel()]
     if not names:
         return ""
-    largest = torch._foreach_norm([tensors[name] for name in names], math.inf)  # NaN if the tensor holds one
-    device = largest[0].device  # a network may be on several
-    finite = torch.stack([value.to(device) for value in largest]).isfinite().tolist()
-    names = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+    norms = torch._foreach_norm([tensors[name] for name in names])  # faster than the largest values, but may overflow
+    device = norms[0].device  # a network may be on several
+    finite = torch.stack([norm.to(device) for norm in norms]).isfinite().tolist()
+    suspects = [name for name, is_finite in zip(names, finite, strict=True) if not is_finite]
+    names = [name for name in suspects if not bool(tensors[name].isfinite().all())]
     return f"{names[0]} became infinite or NaN at the last of {steps} steps" if names else ""
 
 
