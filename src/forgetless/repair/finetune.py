@@ -216,8 +216,8 @@ class Finetuning:
 
     def moved(self) -> dict[str, Tensor]:
         """Return how far each tensor has moved since before the first step."""
-        tensors = all_tensors(self._network)
-        return {name: tensors[name].detach() - self._saved.moving[name].to(tensors[name].device) for name in self.names}
+        now, before = self._saved.present(self.names), self._saved.moving
+        return {name: tensor.detach() - before[name].to(tensor.device) for name, tensor in now.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is needed to resume, besides the network, the buffer and the random states."""
@@ -312,12 +312,12 @@ class Finetuning:
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, in any process."""
-        tensors = all_tensors(self._network)
-        problem = first_infinite(losses, {name: tensors[name] for name in self.names})
+        problem = first_infinite(losses, self._saved.present(self.names))
         if self._sharded:  # maybe only the shard of another process is not finite
             problem = next(filter(None, self._processes.gather(problem)), "")
         if problem:
-            raise explain(problem, tensors | self._saved.still | self._saved.moving, self._buffer)
+            before = all_tensors(self._network) | self._saved.still | self._saved.moving
+            raise explain(problem, before, self._buffer)
 
     def _average_statistics(self) -> None:
         """Average the finetuned running statistics, which saw different examples in each process."""

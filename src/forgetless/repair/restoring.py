@@ -29,13 +29,18 @@ class Restorer:
             parameters = {name: tensor for name, tensor in moving.items() if isinstance(tensor, nn.Parameter)}
             buffers = {name: tensor for name, tensor in moving.items() if name not in parameters}
             self.moving, self.still = copies(parameters, host=host) | copies(buffers), copies(still)
+        paths = {name: name.rpartition(".") for name in self.moving | self.still}
+        self._places = {name: (network.get_submodule(path), own) for name, (path, _, own) in paths.items()}
 
-    @torch.no_grad()
     def renew(self) -> None:
         """Copy the present values over the earlier ones."""
-        tensors = all_tensors(self._network)
         for held in (self.moving, self.still):
-            copy_all(held, {name: tensors[name] for name in held})
+            copy_all(held, self.present(held))
+
+    def present(self, names: Collection[str]) -> dict[str, Tensor]:
+        """Return some of the tensors that were copied (of sharded ones, this process's shards) as they are now."""
+        reshard(self._network)
+        return {name: shard(getattr(*self._places[name])) for name in names}
 
     def restore(self) -> None:
         """Put back everything."""
@@ -57,16 +62,14 @@ class Restorer:
     @torch.no_grad()
     def _put_back(self, values: Mapping[str, Tensor]) -> None:
         """Write these values. A buffer that was replaced, or made in ``inference_mode``, becomes the copy itself."""
-        if not values:
-            return
-        tensors = all_tensors(self._network)
+        present = self.present([name for name in values if getattr(*self._places[name], None) is not None])
         for name, value in values.items():
-            same = name in tensors and (tensors[name].shape, tensors[name].dtype) == (value.shape, value.dtype)
-            if same and not tensors[name].is_inference():
-                tensors[name].copy_(value)
+            tensor = present.get(name)
+            kind = value.shape, value.dtype
+            if tensor is None or tensor.is_inference() or (tensor.shape, tensor.dtype) != kind:
+                setattr(*self._places[name], value)
             else:
-                path, _, attribute = name.rpartition(".")
-                setattr(self._network.get_submodule(path), attribute, value)
+                tensor.copy_(value)
 
 
 def all_tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -115,6 +118,7 @@ def copies(tensors: Mapping[str, Tensor], *, host: bool = False) -> dict[str, Te
     return made
 
 
+@torch.no_grad()
 def copy_all(held: Mapping[str, Tensor], sources: Mapping[str, Tensor]) -> None:
     """Copy tensors over others of the same names, with one kernel for all tensors of a dtype."""
     for dtype in {tensor.dtype for tensor in sources.values()}:
