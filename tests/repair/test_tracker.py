@@ -123,6 +123,22 @@ def test_what_a_finetuning_moved_is_left_out():
     assert tracker.mark().changes.tolist() == [1.0]
 
 
+def test_what_finetunings_moved_still_counts_between_tasks():
+    model = nn.Linear(1, 1, bias=False)
+    tracker = Tracker(model, ["weight"])
+    tracker.start()
+    nn.init.constant_(model.weight, 1.0)
+    tracker.mark()  # task 1, epoch 1: task 2 is compared with this weight
+    nn.init.constant_(model.weight, 5.0)  # 1 by training, 3 by two finetunings
+    tracker.leave_out({"weight": torch.tensor([[1.0]])})
+    tracker.leave_out({"weight": torch.tensor([[2.0]])})
+    assert tracker.mark().changes.tolist() == [1.0]
+    tracker.boundary()
+    nn.init.constant_(model.weight, 8.0)
+    assert tracker.mark().changes.tolist() == [3.0]
+    assert [row.changes.tolist() for row in tracker.between_tasks] == [[7.0]]
+
+
 def test_buffers_that_were_replaced_are_still_followed():
     model = nn.BatchNorm1d(2)
     tracker = Tracker(model, ["running_mean"])

@@ -83,10 +83,12 @@ class Tracker:
     @torch.no_grad()
     def leave_out(self, moved: Mapping[str, Tensor]) -> None:
         """Exclude from the next row how far a finetuning moved these tensors."""
-        if self._last is not None:
-            names = [name for name in moved if name in self._last]
-            last = torch._foreach_add([self._last[name] for name in names], [moved[name] for name in names])
-            self._last = self._last | dict(zip(names, last, strict=True))
+        if self._last is None:
+            return
+        if any(snapshot is self._last for _, snapshot in self._first.values()):
+            self._last = copies(self._last, host=self._host)  # later tasks are compared with the snapshot
+        names = [name for name in moved if name in self._last]
+        torch._foreach_add_([self._last[name] for name in names], [moved[name] for name in names])
 
     def mark(self, begins_task: Callable[[Row], bool] | None = None) -> Row | None:
         """End an epoch and return the row of changes since the last mark; None if nothing came before it.
@@ -134,7 +136,7 @@ class Tracker:
         return {
             "task": self.task,
             "epoch": self.epoch,
-            "last": self._last,
+            "last": None if self._last is None else copies(self._last),
             "first": {epoch: [task, snapshot] for epoch, (task, snapshot) in self._first.items()},
             "between_epochs": [list(row) for row in self.between_epochs],
             "between_tasks": [list(row) for row in self.between_tasks],

@@ -13,7 +13,7 @@ from forgetless.repair.freezing import only, unfrozen
 from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective
 from forgetless.repair.repairer import Repairer
-from forgetless.repair.restoring import copies, draw_seed
+from forgetless.repair.restoring import copies, copy_all, draw_seed
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Row
 from forgetless.repair.tuning import Outcome
@@ -46,7 +46,7 @@ class Repair:
         self._run: Finetuning | None = None  # the finetuning under way, of these groups
         self._groups: tuple[str, ...] = ()
         self._movable: dict[str, Tensor] = {}  # what repairs within a budget move; empty: not known
-        self._moved: dict[str, Tensor] = {}  # how far the last finetuning moved each tensor
+        self._moved: dict[str, Tensor] = {}  # the values of tensors before a repair; after it, how far it moved them
         self._trained = 0  # examples of the training so far
         self._counted = (0, 0)  # examples and measurements of self-tuning repairs whose FLOPs are counted
 
@@ -100,7 +100,7 @@ class Repair:
     def count(self, done: Repaired) -> None:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
         learner = self._learner
-        chosen = unfrozen(self._network, self.selection.names(done.groups))
+        chosen = tuple(self._movable) or unfrozen(self._network, self.selection.names(done.groups))
         held_out = 0 if self._upkeep is None else self._upkeep.held_out
         size = min(self._settings.batch, len(learner.buffer) - held_out)
         key = ("finetune", chosen, size)
@@ -155,14 +155,16 @@ class Repair:
         self, upkeep: Upkeep, progress: Stepped, final: bool
     ) -> Generator[Event, None, Repaired | None]:
         learner = self._learner
-        if not self._movable:
+        if self._movable:
+            copy_all(self._moved, self._movable)
+        else:
             tensors = float_tensors(self._network)
             self._movable = {name: tensors[name] for name in upkeep.names()}
+            self._moved = copies(self._movable)
         if not (names := tuple(self._movable)):
             return None
         groups = upkeep.selection.owners(names)
         learner.engine.seed(draw_seed(self._generator))
-        before = copies(self._movable)
         work = upkeep.repair(names, learner.buffer, self._generator, learner.engine, at_end=final)
         while True:
             try:
@@ -172,8 +174,9 @@ class Repair:
                 break
             yield Waiting() if learner.engine.will_wait() else progress
         with torch.no_grad():
-            moves = torch._foreach_sub(list(self._movable.values()), list(before.values()))
-        self._moved = dict(zip(names, moves, strict=True))
+            before = list(self._moved.values())
+            torch._foreach_sub_(before, list(self._movable.values()))
+            torch._foreach_neg_(before)
         learner.finetuned = True
         if not isinstance(done, Outcome):
             self.tracker.leave_out(self._moved)
