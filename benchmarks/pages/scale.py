@@ -6,9 +6,9 @@ from statistics import mean
 from typing import Any
 
 from forgetless.memory.buffer import HELD_OUT
+from forgetless.repair.account import RECALL
 from forgetless.repair.recollection import TOP
 from forgetless.repair.settings import LANGUAGE_BUDGET
-from forgetless.repair.upkeep import RECALL
 from pages.rows import benchmark_record
 from pages.template import markdown_table
 

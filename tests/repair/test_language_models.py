@@ -64,7 +64,7 @@ def test_a_language_model_has_a_smaller_budget():
 def test_the_last_repair_of_a_language_model_has_at_least_60_steps(examples, limit):
     upkeep = FPF(llama())._repairer
     upkeep.advance(examples)
-    assert upkeep.limit() == limit
+    assert upkeep.account.limit() == limit
 
 
 def test_a_step_of_a_repair_descends_the_models_own_loss():

@@ -166,7 +166,7 @@ def test_sequences_are_predicted_at_boundaries_or_as_the_budget_allows():
     assert memory.predicted == found  # after an announced shift, only at the next one
     fpf.boundary()
     assert memory.predicted > found
-    assert fpf._repairer.spent == memory.predicted / 3
+    assert fpf._repairer.account.spent == memory.predicted / 3
 
 
 def test_remembered_sequences_are_predicted_before_the_training():

@@ -25,8 +25,8 @@ def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
             due.append(step)
             upkeep.tuner.examples += 2 * 32  # as a repair would
     assert due == [*range(8, 129, 8), *range(134, 151, 2)]
-    assert upkeep.spent == 25 * 64
-    assert upkeep.limit() == 150 - 25 * 2
+    assert upkeep.account.spent == 25 * 64
+    assert upkeep.account.limit() == 150 - 25 * 2
 
 
 def test_a_loaded_state_decides_when_the_next_repair_is_due():
@@ -40,13 +40,13 @@ def test_a_loaded_state_decides_when_the_next_repair_is_due():
 
 def test_a_measurement_costs_a_third_of_its_examples():
     upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0, batch=10), Objective())
-    upkeep.tuner.examples, upkeep.tuner.measured, upkeep._held, upkeep.trained = 70, 6, 33, 1000
-    assert upkeep.held_out == 5
-    assert upkeep.spent == 70 + 6 * 5 / 3
-    assert upkeep.cost == pytest.approx(0.08)
-    assert upkeep.limit() == 100  # at least; 92 are left of the budget
-    upkeep._held = 500
-    assert upkeep.limit() == 450  # nine passes over the buffer
+    upkeep.tuner.examples, upkeep.tuner.measured, upkeep.account.held, upkeep.account.trained = 70, 6, 33, 1000
+    assert upkeep.account.held_out == 5
+    assert upkeep.account.spent == 70 + 6 * 5 / 3
+    assert upkeep.account.cost == pytest.approx(0.08)
+    assert upkeep.account.limit() == 100  # at least; 92 are left of the budget
+    upkeep.account.held = 500
+    assert upkeep.account.limit() == 450  # nine passes over the buffer
 
 
 @pytest.mark.parametrize("budget", [0.5, 2.0])
@@ -60,7 +60,7 @@ def test_the_budget_holds_during_training_and_at_the_end(budget):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         earned = budget * 16 * step
-        affordable = int((earned - min(0.75 * earned, 100 * 32) - upkeep.spent) / 16)
+        affordable = int((earned - min(0.75 * earned, 100 * 32) - upkeep.account.spent) / 16)
         due = step % 2 == 0 and affordable >= 2 and len(fpf.buffer) == 64
         done, taken = fpf.observe(x, y), upkeep.tuner.steps - taken
         assert taken == affordable * due, f"step {step}"
@@ -69,11 +69,12 @@ def test_the_budget_holds_during_training_and_at_the_end(budget):
         repaired += [step] * due
     # A quarter of what is earned, 4 · budget · step, pays for 32 examples, and four batches fill the buffer.
     assert repaired[0] == max(8 / budget, 6)
-    assert upkeep.spent <= budget * upkeep.trained
+    assert upkeep.account.spent <= budget * upkeep.account.trained
     assert fpf.finetunings == len(repaired)
     report = fpf.finish()
-    assert upkeep.spent <= budget * upkeep.trained + (100 + 20) * 32  # 20: the last finetuning may exceed the limit
-    assert report.cost == pytest.approx(upkeep.spent / 6400)
+    account = upkeep.account
+    assert account.spent <= budget * account.trained + (100 + 20) * 32  # 20: the last finetuning may exceed the limit
+    assert report.cost == pytest.approx(upkeep.account.spent / 6400)
 
 
 @pytest.mark.parametrize("kind", ["cnn", "transformer", "mlp"])
@@ -111,7 +112,7 @@ def test_a_repair_during_training_takes_the_steps_that_are_earned_up_to_50():
     # Two steps earn 1024 examples, a quarter of which pays for eight steps of 32. The next two earn the same,
     # less what two measurements of eight examples cost.
     assert taken == [None, 8, None, 7]
-    fpf._repairer.trained = 10**6
+    fpf._repairer.account.trained = 10**6
     fpf.observe(x, y)
     assert len(fpf.observe(x, y).losses) == 50
 
@@ -121,7 +122,7 @@ def test_a_repair_step_is_as_large_as_a_training_step_up_to_32(training, repair)
     upkeep = Upkeep(networks.mlp(4), Finetune.within(1.0), Objective())
     upkeep.advance(training)
     upkeep.advance(1)  # the last batch of an epoch may be small
-    assert upkeep.batch == repair
+    assert upkeep.account.batch == repair
 
 
 def test_the_movement_that_is_scored_is_what_training_moved_between_two_repairs():
@@ -284,7 +285,7 @@ def test_remembered_examples_are_repaired():
     fpf = FPF(model, capacity=64)
     for x, y in batches[:2]:
         fpf.remember(x, y)
-    assert (fpf.step, fpf._repairer.trained) == (0, 0)
+    assert (fpf.step, fpf._repairer.account.trained) == (0, 0)
     for x, y in batches[60:]:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()

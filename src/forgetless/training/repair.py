@@ -55,8 +55,9 @@ class Repair:
         self._trained += examples
         if self._upkeep is None:
             return self._settings.due(step) and stored > 0
-        self._upkeep.trained, self._upkeep.largest = self._trained, max(self._upkeep.largest, examples)
-        return self._upkeep.affords_repair() and self._upkeep.ready(self._learner.buffer)
+        account = self._upkeep.account
+        account.trained, account.largest = self._trained, max(account.largest, examples)
+        return account.affords_repair() and self._upkeep.ready(self._learner.buffer)
 
     def look_again(self) -> None:
         """Note that other parts of the network are frozen now."""
@@ -101,7 +102,7 @@ class Repair:
         """Make a finetuning part of the run: add its FLOPs, keep its choice, leave its changes out of training's."""
         learner = self._learner
         chosen = tuple(self._movable) or unfrozen(self._network, self.selection.names(done.groups))
-        held_out = 0 if self._upkeep is None else self._upkeep.held_out
+        held_out = 0 if self._upkeep is None else self._upkeep.account.held_out
         size = min(self._settings.batch, len(learner.buffer) - held_out)
         key = ("finetune", chosen, size)
         if key not in learner.costs:
@@ -145,7 +146,7 @@ class Repair:
         self._trained = state["trained"]
         if self._upkeep is None:
             return
-        self._upkeep.trained = self._trained
+        self._upkeep.account.trained = self._trained
         if state.get("budget") == self._settings.budget:
             examples, measured = state["counted"]
             self._counted = (examples, measured)
