@@ -111,7 +111,7 @@ def test_a_finetuning_that_begins_again_equals_a_new_one():
     models = [networks.resnet18(5, width=4)]
     models.append(copy.deepcopy(models[0]))
     buffer, names = filled(shape=(3, 8, 8)), sorted(state(models[0]).keys() & set(float_tensors(models[0])))
-    first, second = (Descent.cosine(Finetune(steps=2, lr=lr, batch=16)) for lr in (0.05, 0.2))
+    first, second = (Descent.cosine(Finetune(steps=n, lr=lr, batch=16)) for n, lr in ((2, 0.05), (3, 0.2)))
     generators = [torch.Generator().manual_seed(2) for _ in models]
     runs = [Finetuning(m, buffer, names, first, Objective(), g) for m, g in zip(models, generators, strict=True)]
     for run in runs:
@@ -121,7 +121,7 @@ def test_a_finetuning_that_begins_again_equals_a_new_one():
     runs = [runs[0].restart(second), Finetuning(models[1], buffer, names, second, Objective(), generators[1])]
     losses = []
     for run in runs:
-        run.advance(2)
+        run.advance(3)
         losses.append(run.finish().losses)
     assert losses[0] == losses[1]
     after, expected = state(models[0]), state(models[1])

@@ -132,32 +132,22 @@ class Finetuning:
     ) -> None:
         _check_buffer(buffer, descent.distill)
         self._model, self._network, self._buffer = without_reducer(model), unwrap(model), buffer
-        self._descent, self._objective, self._generator = descent, objective, generator
+        self._objective, self._generator = objective, generator
         self._sharded = is_sharded(self._network)
         self._engine, self._processes = engine, Processes() if self._sharded and processes is ALONE else processes
         self.names = unfrozen(self._network, names)
-        self.steps = self.left = descent.steps
-        self._optimizer = Optimizer(descent)
         self._gradients: Gradients  # of the present ``advance``
         self._batch = pass_size({name: buffer[name] for name in buffer.columns}, descent.batch)
         self._device = compute_device(self._network)
         self._saved = Restorer(self._network, self.names, host=engine is None)  # an engine must not wait for copies
-        with torch.inference_mode(False):
-            self._losses = torch.zeros(self.steps, device=self._device)
-        self._key = ("finetune", self.names, len(buffer), replace(descent, rates=()), self.steps)
-        self._schedule: Schedule | None = None
         if engine is None and self._device.type == "cuda":
             wake_autograd(self._device)
-        if engine is not None and engine.cuda:
-            self._use(engine.persistent(self._key, lambda: Schedule(self.steps, self._device)))
+        self._begin(descent)
 
     def restart(self, descent: Descent) -> Finetuning:
         """Begin again, from the present weights and with other rates, once ``finish`` was called."""
-        self._descent, self.left = descent, self.steps
-        self._optimizer = Optimizer(descent)
         self._saved.renew()
-        if self._schedule is not None:
-            self._use(self._schedule)
+        self._begin(descent)
         return self
 
     def advance(self, count: int) -> None:
@@ -240,6 +230,18 @@ class Finetuning:
                 yield parameters
             finally:
                 torch.clear_autocast_cache()
+
+    def _begin(self, descent: Descent) -> None:
+        """Prepare what depends on the steps and their rates."""
+        self._descent, self._optimizer = descent, Optimizer(descent)
+        self.steps = self.left = descent.steps
+        self._key = ("finetune", self.names, len(self._buffer), replace(descent, rates=()), self.steps)
+        self._schedule: Schedule | None = None
+        if self._engine is not None and self._engine.cuda:
+            self._use(self._engine.persistent(self._key, lambda: Schedule(self.steps, self._device)))
+        else:
+            with torch.inference_mode(False):
+                self._losses = torch.zeros(self.steps, device=self._device)
 
     def _use(self, schedule: Schedule) -> None:
         self._schedule, self._losses = schedule, schedule.losses

@@ -167,7 +167,7 @@ class Upkeep:
         report = repair_fully(
             self.model, buffer, self.objective, self.selection, before=self._anchor.before(), limit=limit,
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
-            recollection=self._recollection if recalls else None,
+            recollection=self._recollection if recalls and self.step else None,
             adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
         )  # fmt: skip
         self.last = replace(report, cost=self.account.cost)
@@ -231,7 +231,7 @@ def _begun_again(
     """Return the finetuning that the engine keeps for repairs of this kind, because making one is slow."""
     if len(buffer) < buffer.capacity:
         return make()
-    return engine.persistent(("repair", *names, replace(descent, rates=()), descent.steps), make).restart(descent)
+    return engine.persistent(("repair", *names, replace(descent, rates=())), make).restart(descent)
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
