@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -5,6 +7,7 @@ from loops import filled, make, normalised, shifting
 from torch import nn
 
 from forgetless import FPF, Buffer
+from forgetless.repair.final import correct_by_class
 from forgetless.repair.held_out import Score, evaluating, fell, mean_overlap, measure, measure_parts
 from forgetless.repair.objective import Objective
 
@@ -19,6 +22,15 @@ def test_the_score_is_that_of_every_eighth_example():
     assert score.loss == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-6)
     assert score.accuracy == pytest.approx((logits.argmax(1) == y).float().mean().item())
     assert score.examples == 8
+
+
+def test_the_accuracy_of_a_class_is_over_all_processes():
+    buffer = Buffer(16)
+    buffer.add({"x": torch.zeros(16, 2), "y": torch.arange(16) // 8})  # held out: one example of each class
+    two = SimpleNamespace(gather=lambda pairs: [pairs, [(1, 1.0), (2, 0.0)]])
+    model = nn.Linear(2, 3)
+    model.bias.data = torch.tensor([1.0, 0.0, 0.0])  # predicts class 0
+    assert correct_by_class(model, buffer, Objective(), two) == {0: [1.0], 1: [0.0, 1.0], 2: [0.0]}
 
 
 def test_the_score_is_a_mean_over_labels_of_several_batches():

@@ -41,6 +41,14 @@ def columns(memory, buffer):
     return [taught[f"recalled.{name}"] for name in ("ids", "logs", "weight")]
 
 
+def test_the_loss_is_a_mean_over_tokens():
+    model = llama()
+    sentences = [sentence(i % 2, i, 12 if i == 8 else 4) for i in range(9)]  # the first and the ninth are held out
+    buffer, memory = buffer_of(sentences, masked=2), Recollection(OWN)
+    memory.predict(model, buffer)
+    assert memory.loss(buffer) == pytest.approx(measure(model, buffer, OWN).loss, rel=1e-5)
+
+
 def test_the_most_likely_tokens_are_kept(monkeypatch):
     monkeypatch.setattr(recollection, "TOP", 3)
     model, sentences = llama(), [sentence(0, 4, 7), sentence(1, 9, 4)]
@@ -150,6 +158,19 @@ def test_the_rate_follows_what_was_lost_and_how_far_the_weights_moved():
     assert 0.005 < lost < 1
     assert report.lr == pytest.approx(2 * lost * moved.detach().square().mean().sqrt().item() / 60, rel=1e-3)
     assert (report.optimizer, report.tried) == ("adam", 60)
+
+
+def test_a_finish_without_training_since_the_last_one_changes_nothing():
+    model = llama()
+    fpf = FPF(model, 16)
+    train(model, fpf, 0, 10)
+    fpf.boundary()
+    train(model, fpf, 1, 2)
+    fpf.finish()
+    weights = copy.deepcopy(model.state_dict())
+    report = fpf.finish()
+    assert (report.steps, report.tried, report.lr) == (0, 0, 0.0)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_sequences_are_predicted_at_boundaries_or_as_the_budget_allows():

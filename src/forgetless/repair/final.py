@@ -19,6 +19,7 @@ from forgetless.compute.modules import unwrap
 from forgetless.compute.shards import compute_device
 from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.memory.labels import has_classes
+from forgetless.memory.ragged import pass_size
 from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement, displacement_scores, highest
 from forgetless.repair.finetune import Finetuning
@@ -135,11 +136,12 @@ def _lesson(
 
     The rate of Adam is such that ``limit`` steps may move a weight by a share of how far the training has moved weights
     since ``before``, in the mean. The share is the loss per token that the model has lost: 0.2 for 0.2 nats, and 1 for
-    1 nat or more.
+    1 nat or more. It is 0 if no weight has moved, since then nothing was lost.
     """
     moved = displacement(unwrap(model), before, processes)
-    taught = recollection.teach(buffer) if moved else None
-    if taught is None:
+    if not moved:
+        return buffer, Rate("adam", 0.0)
+    if (taught := recollection.teach(buffer)) is None:
         return buffer, None
     lost = measure(model, buffer, objective, processes=processes).loss - recollection.loss(buffer, processes)
     tuner.measured += 1
@@ -221,12 +223,14 @@ def correct_by_class(
     if not objective.classifies(rows) or "y" not in rows or not has_classes(rows["y"]):
         return {}
     device = compute_device(network)
-    correct: dict[int, list[float]] = {}
-    with evaluating(network):
-        for start, stop, count in parts(network, len(rows["y"]), BATCH, processes):
+    pairs: list[tuple[int, float]] = []
+    with evaluating(network), objective.cast(device):
+        for start, stop, count in parts(network, len(rows["y"]), pass_size(rows, BATCH), processes):
             part = {name: column[start:stop].to(device) for name, column in rows.items()}
             logits = objective.output(network, objective.plain_inputs(part), part)
-            hits = (logits.argmax(1) == part["y"]).float().tolist()[:count]
-            for label, hit in zip(part["y"].tolist(), hits, strict=False):
-                correct.setdefault(label, []).append(hit)
-    return dict(sorted(correct.items()))
+            hits = (logits.argmax(1) == part["y"]).float()
+            pairs += list(zip(part["y"].tolist(), hits.tolist(), strict=True))[:count]
+    correct: dict[int, list[float]] = {}
+    for label, hit in sorted(pair for part in processes.gather(pairs) for pair in part):
+        correct.setdefault(label, []).append(hit)
+    return correct

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from statistics import fmean
 from typing import Any, final
 
 import torch
@@ -113,9 +112,12 @@ class Recollection:
         return buffer.subset(slice(None), **columns)
 
     def loss(self, buffer: Buffer, processes: Processes = ALONE) -> float:
-        """Return the mean loss of the held-out sequences when they were predicted."""
+        """Return the mean loss of the labels of the held-out sequences when they were predicted."""
+        labels = (buffer[LABELS][::HELD_OUT, 1:] != NO_LABEL).sum(1).tolist()
         losses = [self._known[key].loss for key in _keys(buffer)[::HELD_OUT]]
-        return fmean(loss for part in processes.gather(losses) for loss in part)
+        total = sum(count * loss for count, loss in zip(labels, losses, strict=True))
+        totals, counts = zip(*processes.gather((total, sum(labels))), strict=True)
+        return float(sum(totals) / sum(counts))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that later calls depend on."""

@@ -184,6 +184,8 @@ class Tuner:
         self._trusted = 0
         if skip_known and before.accuracy == 1 and before.loss < KNOWN:
             return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
+        if rate is not None and not rate.lr:
+            return Outcome(before, before, 0, (), rate)
         if rate is not None:
             return (yield from self._repair_until_done(bench, names, before, rate, limit, limit))
         found = yield from self._search(bench, names, before, adam_below)
