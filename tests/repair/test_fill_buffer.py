@@ -67,9 +67,12 @@ def test_class_156_in_one_byte_is_a_class():
     assert fill_buffer((X, y))["y"].sort().values.tolist() == [3] * 6 + [156] * 6
 
 
-def test_token_labels_keep_their_order():
-    labels = torch.full((12, 2), -100).scatter(1, torch.zeros(12, 1, dtype=torch.int64), 1)
-    assert torch.equal(fill_buffer({"input_ids": X.long(), "labels": labels})["x.input_ids"], X.long())
+def test_every_eighth_sequence_is_a_sample_of_all():
+    ids = torch.arange(160)[:, None].expand(160, 2)
+    buffer = fill_buffer({"input_ids": ids, "labels": ids})
+    assert {number % 2 for number in buffer["y"][::8, 0].tolist()} == {0, 1}  # as it is, every eighth would be even
+    assert torch.equal(buffer["x.input_ids"], buffer["y"])
+    assert buffer["y"][:, 0].sort().values.tolist() == list(range(160))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from forgetless.memory.batch import LABELS, pack
 from forgetless.memory.buffer import Buffer
-from forgetless.memory.labels import NO_LABEL, class_labels, has_classes, labelled
+from forgetless.memory.labels import NO_LABEL, class_labels, has_classes, labelled, with_labels
 from forgetless.memory.ragged import concatenated, unpadded
 from forgetless.repair.objective import Objective
 
@@ -28,8 +28,8 @@ def fill_buffer(
         >>> len(fill_buffer((torch.rand(20, 4), torch.arange(20) % 2)))
         20
 
-    Examples without a label (-100) are left out. Class labels are in random order within each class and classes follow
-    each other, so that every eighth example is a sample of all classes.
+    Examples without a label (-100) are left out. The others are in random order, so that every eighth one is a sample
+    of them. Classes follow each other, so that it is also a sample of all classes.
 
     Args:
         examples: A ``Buffer``; the tensors ``(x, y)``; a mapping of columns such as ``{"x": …, "y": …}`` or
@@ -42,14 +42,13 @@ def fill_buffer(
     """
     if isinstance(examples, Buffer):
         _check({name: examples[name] for name in examples.columns})
-        return examples
+        return with_labels(examples)
     columns = _columns(examples)
     _check(columns)
     columns = objective.targets(unpadded(columns, pad))
     y = columns["y"]
-    order = torch.arange(len(y), device=y.device)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
     if has_classes(y):
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)).to(y.device)
         order = order[y[order].argsort(stable=True)]
     order = order[labelled(columns)[order]]
     if not len(order):
