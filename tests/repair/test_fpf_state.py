@@ -7,6 +7,7 @@ from loops import MODE_NAMES, MODES, make, shifting
 from torch import nn
 
 from forgetless import FPF, networks
+from forgetless.repair.state import DISTINCT
 
 
 @pytest.mark.parametrize("policy", ["reservoir", "balanced", "distinct"])
@@ -102,12 +103,18 @@ def test_a_scheduled_state_of_another_network_is_refused():
         ("schedule.detector.highest", ["x"], r"detector\.highest\.0 has type str; it must be float"),
         ("upkeep.step", "3", r"entry upkeep\.step has type str; it must be int"),
         ("upkeep.anchor", {"fc1.weight": 0.5}, r"anchor\.fc1\.weight has type float; it must be Tensor"),
+        ("upkeep.largest", 2.5, r"entry upkeep\.largest has type float; it must be int"),
+        ("upkeep.tuner.examples", "2", r"entry upkeep\.tuner\.examples has type str; it must be int"),
+        ("buffer.strata", [0], r"entry buffer\.strata has type list; it must be Tensor"),
+        ("buffer.older", [0], r"entry buffer\.older has type list; it must be Tensor"),
+        ("buffer.salt", "1", r"entry buffer\.salt has type str; it must be int"),
         ("upkeep.tuner.lr", "fast", r"entry upkeep\.tuner\.lr has type str; it must be float"),
     ],
 )
 def test_a_wrong_type_in_a_state_is_named(path, value, match):
     model, shape = make("mlp")
-    fpf = FPF(model, 64, **({} if path.startswith("upkeep") else {"steps": 5}))
+    within = path.startswith("upkeep") or path.removeprefix("buffer.") in DISTINCT
+    fpf = FPF(model, 64, **({} if within else {"steps": 5}))
     fpf.observe(*next(shifting(shape)))
     state = fpf.state_dict()
     fpf.load_state_dict(state)

@@ -67,7 +67,7 @@ class Profile:
         return "\n".join(lines)
 
     def plot(self, axes: Axes | None = None) -> Axes:
-        """Draw a bar for the S_g of each group, with the chosen ones filled. Needs the extra ``forgetless[plot]``."""
+        """Draw a bar for the score of each group, with the chosen ones filled. Needs the extra ``forgetless[plot]``."""
         if axes is None:
             from matplotlib.figure import Figure
 
@@ -77,9 +77,12 @@ class Profile:
         colours = ["#c2410c" if group.chosen else "#d6d3d1" for group in self.groups][::-1]
         bars = axes.barh(names, scores, color=colours)
         axes.bar_label(bars, [f"{score:.2f}" for score in scores], padding=3)
-        axes.axvline(1.0, color="#57534e", linewidth=0.8, linestyle="--")
         axes.margins(x=0.12)
-        axes.set_xlabel("sensitivity $S_g$ (mean over trainable groups: 1)")
+        if self.note:  # the scores are not S_g
+            axes.set_xlabel("score")
+        else:
+            axes.set_xlabel("sensitivity $S_g$ (mean over trainable groups: 1)")
+            axes.axvline(1.0, color="#57534e", linewidth=0.8, linestyle="--")
         axes.set_title(f"chosen: {self.share:.2%} of the parameters")
         axes.spines[["top", "right"]].set_visible(False)
         return axes

@@ -51,6 +51,7 @@ UPKEEP = {
     "step": int,
     "trained": int,
     "uncounted": int,
+    "largest": int,
     "repairs": int,
     "undone": int,
     "shifts": [int],
@@ -59,10 +60,11 @@ UPKEEP = {
     "anchor": SNAPSHOT,
     "settled": bool,
     "budget": float,
-    "tuner": {"lr": float, "steps": int, "measured": int, "trusted": int},
+    "tuner": {"lr": float, "steps": int, "examples": int, "measured": int, "trusted": int},
     "recollection": {"known": [str, {"ids": Tensor, "logs": Tensor, "loss": float}], "newest": [str], "predicted": int},
 }
 KINDS = {"schedule": SCHEDULE, "upkeep": UPKEEP}
+DISTINCT = {"strata": Tensor, "older": Tensor, "salt": int}  # of a buffer with this policy that holds examples
 
 
 def check_state(state: Mapping[str, Any], kind: str, processes: Processes, distill: float) -> None:
@@ -87,6 +89,8 @@ def check_state(state: Mapping[str, Any], kind: str, processes: Processes, disti
         ways = {"schedule": "on the paper's schedule (every, steps, lr, threshold)", "upkeep": "within a budget"}
         raise ValueError(f"the state is of an FPF that repairs {ways[other]}; this one repairs {ways[kind]}")
     _check(state, STATE | {kind: KINDS[kind]})
+    if state["buffer"]["policy"] == "distinct" and state["buffer"]["columns"]:
+        _check(state["buffer"], DISTINCT, "buffer")
     rank, count = state["processes"]
     if (rank, count) != (processes.rank, processes.count):
         raise ValueError(
