@@ -265,6 +265,16 @@ def test_a_repair_during_training_may_raise_the_loss_by_a_fifth(after, kept):
     assert (tuner.steps, tuner.examples) == (2, 2 * 4)
 
 
+@pytest.mark.parametrize(("scale", "rate"), [(0.0, 0.05), (4.0, 0.05), (40.0, 0.005)])
+def test_large_inputs_get_smaller_rates(scale, rate):
+    bench, _ = scripted([5.0, 6.1, 5.0, 4.0])
+    tuner = Tuner(batch=8, distill=0.0)
+    for expected in (rate / 2, rate):
+        tuner.allow_for(scale)
+        drain(tuner.repair_briefly(bench, ["w"], 2, 4))
+        assert tuner.lr == pytest.approx(expected)
+
+
 def test_the_rate_recovers_up_to_where_it_began():
     bench, _ = scripted([5.0, 6.1, 5.0, 6.1, *[5.0] * 6])
     tuner = Tuner(batch=8, distill=0.0)

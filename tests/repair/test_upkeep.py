@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loops import accuracy, make, moved, normalised, run, shifting, state
+from sklearn.datasets import load_diabetes, load_wine
 from torch import nn
 
 from forgetless import FPF, Buffer, NonFiniteError, networks, repair
@@ -36,6 +37,30 @@ def test_a_loaded_state_decides_when_the_next_repair_is_due():
     assert not late.advance(32)
     late.load_state_dict(state)
     assert [step for step in range(1, 9) if late.advance(32)] == [8]
+
+
+@pytest.mark.parametrize("learns", ["classes", "numbers"])
+def test_data_that_nobody_scaled_is_learned_as_without_fpf(learns):
+    """At rates for scaled data, repairs end at the most frequent class, and at an error of 1e27."""
+    data = load_wine() if learns == "classes" else load_diabetes()
+    x, y = torch.tensor(data.data).float(), torch.tensor(data.target)
+    if learns == "numbers":
+        x, y = 20 * x, y.float()[:, None]  # about 1, and up to 346
+    loss = F.cross_entropy if learns == "classes" else F.mse_loss
+    final = []
+    for repairs in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(x.shape[1], 32), nn.ReLU(), nn.Linear(32, 3 if learns == "classes" else 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3 if learns == "classes" else 1e-2)
+        fpf = FPF(model, loss=None if learns == "classes" else loss)
+        for rows in torch.randperm(len(x)).repeat(60).split(16):
+            optimizer.zero_grad()
+            loss(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+            if repairs:
+                fpf.observe(x[rows], y[rows])
+        final.append(loss(model(x), y).item())
+    assert final[1] < 1.5 * final[0]
 
 
 def test_a_measurement_costs_a_third_of_its_examples():

@@ -42,6 +42,7 @@ CHUNK = 20  # steps of a finetuning at the end between two measurements
 LR = 0.05  # of repairs during training, until one is undone
 BATCH_NORM_LR = 0.03  # the same for networks with batch norm
 CLIP = 1.0  # the largest norm of a gradient of language models, as is usual when they are trained
+USUAL = 4.0  # SGD at these rates copes with inputs and targets up to this mean square
 NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
 TRIAL = 5  # steps of a trial of the search
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
@@ -125,7 +126,8 @@ class Tuner:
     """
 
     def __init__(self, batch: int, distill: float, lr: float = LR, clip: float | None = None) -> None:
-        self._batch, self._distill, self._highest, self._clip = batch, distill, lr, clip
+        self._batch, self._distill, self._clip = batch, distill, clip
+        self._highest = self._limit = lr  # of repairs during training: for values of about 1, and for the present ones
         self.lr = lr  # of the next repair during training
         self.steps = 0  # taken so far, including trials and steps that were undone
         self.examples = 0  # of all these steps
@@ -137,6 +139,13 @@ class Tuner:
     def measures(self) -> bool:
         """Whether the next repair during training is measured."""
         return self._trusted == 0
+
+    def allow_for(self, scale: float) -> None:
+        """Limit the rate of repairs during training, for inputs and targets whose mean square is about ``scale``."""
+        self._limit = self._highest
+        if scale > USUAL:
+            self._limit *= USUAL / scale
+            self.lr = min(self.lr, self._limit)
 
     def repair_briefly(
         self, bench: Bench, names: Collection[str], steps: int, batch: int
@@ -156,7 +165,7 @@ class Tuner:
         after = INFINITE if done is None else self._score_of(bench, run)
         if after.loss <= NOISE * before.loss:
             self._trusted = TRUSTED
-            self.lr = min(self._highest, 2 * self.lr)
+            self.lr = min(self._limit, 2 * self.lr)
             return Outcome(before, after, 0, tuple(run.losses()), rate)
         run.undo()
         self.lr /= 2

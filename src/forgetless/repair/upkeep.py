@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import has_batch_norm, unwrap
-from forgetless.memory.buffer import Buffer
+from forgetless.memory.batch import unpack
+from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.account import Account
 from forgetless.repair.anchor import Anchor
 from forgetless.repair.descent import Descent, sharing
@@ -134,6 +135,8 @@ class Upkeep:
         if at_end:
             done: Outcome | Finetuned = yield from self.tuner.repair_fully(bench, names, account.limit())
         else:
+            if self.tuner.measures:
+                self.tuner.allow_for(max(processes.gather(_scale(buffer, self.objective, self._network))))
             done = yield from self.tuner.repair_briefly(bench, names, account.steps(), account.batch)
         self.finetunings += 1
         self.undone += not done.losses
@@ -232,6 +235,15 @@ def _begun_again(
     if len(buffer) < buffer.capacity:
         return make()
     return engine.persistent(("repair", *names, replace(descent, rates=())), make).restart(descent)
+
+
+@torch.no_grad()
+def _scale(buffer: Buffer, objective: Objective, network: nn.Module) -> float:
+    """Return the mean square of the inputs, which batch norm would scale, or of numbers to predict; 0 without them."""
+    rows = {name: buffer[name][::HELD_OUT] for name in buffer.columns}
+    inputs = None if has_batch_norm(network) else objective.plain_inputs(rows)
+    values = [part for part in (inputs, unpack(rows, "y")) if isinstance(part, Tensor) and part.is_floating_point()]
+    return max((part.float().square().mean().item() for part in values), default=0.0)
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
