@@ -2,9 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from calls import QUICK, forgetless
+
+from forgetless.cli.run import _print_record
+from forgetless.experiments import record
 
 
 def test_a_run_prints_a_table_and_writes_a_record(tmp_path):
@@ -12,8 +17,8 @@ def test_a_run_prints_a_table_and_writes_a_record(tmp_path):
     assert "fpf+derpp" in done.stdout
     assert "given:" in done.stderr
     assert "alpha 0.3" in done.stderr
-    (record,) = tmp_path.glob("runs/*/record.json")
-    values = json.loads(record.read_text())
+    (file,) = tmp_path.glob("runs/*/record.json")
+    values = json.loads(file.read_text())
     assert values["settings"]["options"] == {"alpha": 0.3}
     assert values["chosen"] == ["fc3"]
     again = forgetless("run", "seq-digits", "derpp", "--fpf", "--alpha=0.3", *QUICK, cwd=tmp_path)
@@ -78,6 +83,18 @@ def test_quiet_prints_only_the_result(tmp_path):
     assert re.fullmatch(r"before the last repair: [\d.]+ %; repaired: fc3 \(5\.74% of 17\.6 k parameters\)", repair)
     wrong = forgetless("run", "seq-digits", "er", "-q", "--lr", "-1", cwd=tmp_path, expect=2)
     assert wrong.stderr == "error: lr is -1.0; it must be a finite number above 0\n"
+
+
+def test_a_last_repair_that_was_undone_is_not_called_one(capsys):
+    lines = Path(__file__).parents[2] / "results" / "seq-mnist.jsonl"
+    one = next(run for run in record.read_lines(lines) if run.before_finetuning and run.finetunings)
+    for kept, said in (
+        (True, "repaired: "),
+        (False, "it was undone, since it did not clearly lower the held-out loss"),
+    ):
+        finetunings = [*one.finetunings[:-1], one.finetunings[-1] | {"kept": kept}]
+        _print_record(replace(one, finetunings=finetunings), Path("record.json"), as_json=False)
+        assert f" %; {said}" in capsys.readouterr().out
 
 
 def test_an_error_in_user_code_shows_its_place(tmp_path):

@@ -185,7 +185,9 @@ def _print_record(finished: Record, file: Path, *, as_json: bool) -> None:
         return
     print_rows([finished])
     if finished.before_finetuning:
-        before, repaired = mean(finished.before_finetuning), ", ".join(finished.chosen) or "nothing"
-        size = f"{finished.share:.2%} of {si_prefix(sum(finished.parameters.values()))} parameters"
-        print_line(f"before the last repair: {before:.1f} %; repaired: {repaired} ({size})")
+        outcome = f"repaired: {', '.join(finished.chosen) or 'nothing'}"
+        outcome += f" ({finished.share:.2%} of {si_prefix(sum(finished.parameters.values()))} parameters)"
+        if finished.finetunings and not finished.finetunings[-1].get("kept", True):
+            outcome = "it was undone, since it did not clearly lower the held-out loss"
+        print_line(f"before the last repair: {mean(finished.before_finetuning):.1f} %; {outcome}")
     print_note(f"record: {file}")
