@@ -273,12 +273,12 @@ def test_examples_are_added_after_a_replacement(policy):
 
 def test_a_column_that_is_no_tensor_is_refused():
     for bad, what in (
-        ([1, 2], "list"),
-        (torch.tensor(1), r"torch.strided tensor"),
-        (numpy.zeros(2), "ndarray"),
-        (torch.eye(2).to_sparse(), "torch.sparse_coo tensor"),
+        ([1, 2], "a list; .*; give a tensor, or several as a mapping, {name: tensor}"),
+        (torch.tensor(1), r"a torch.strided tensor; it must be a dense tensor, one row per example"),
+        (numpy.zeros(2), "a ndarray; .*; torch.from_numpy makes one"),
+        (torch.eye(2).to_sparse(), "a torch.sparse_coo tensor; it must be a dense tensor"),
     ):
-        with pytest.raises(TypeError, match=f"column 'x' is a {what}; it must be a dense tensor, one row per example"):
+        with pytest.raises(TypeError, match=f"column 'x' is {what}"):
             Buffer(4).add({"x": bad})
 
 

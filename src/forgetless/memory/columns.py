@@ -8,6 +8,12 @@ from torch import Tensor
 
 from forgetless.memory.ragged import LENGTHS, fill_value, ragged, widened
 
+HINTS = {  # by type
+    "ndarray": "; torch.from_numpy makes one",
+    "list": "; give a tensor, or several as a mapping, {name: tensor}",
+    "tuple": "; give a tensor, or several as a mapping, {name: tensor}",
+}
+
 
 @final
 class Columns:
@@ -61,7 +67,7 @@ class Columns:
         for name, column in batch.items():
             if not isinstance(column, Tensor) or not column.ndim or column.layout != torch.strided:
                 kind = f"{column.layout} tensor" if isinstance(column, Tensor) else type(column).__name__
-                hint = "; give several as a mapping, {name: tensor}" if kind in ("list", "tuple") else ""
+                hint = HINTS.get(kind, "")
                 raise TypeError(f"column {name!r} is a {kind}; it must be a dense tensor, one row per example{hint}")
         sizes = {name: len(column) for name, column in batch.items()}
         if len(set(sizes.values())) != 1:

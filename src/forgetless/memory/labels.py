@@ -50,8 +50,9 @@ def check_labels(y: Tensor, logits: Tensor, values: bool = True) -> None:
     expected = (*y.shape[:1], *(shape[1:] if probabilities else shape[1:axis] + shape[axis + 1 :]))
     if tuple(y.shape) != expected:
         what = "labels of a float dtype are probabilities and" if probabilities else "class labels"
+        advice = ". Class labels must be integers, such as y.long()" if probabilities else ""
         raise ValueError(
-            f"y has shape {tuple(y.shape)}; for logits of shape {shape} {what} must have {expected}{OTHER_LOSS}"
+            f"y has shape {tuple(y.shape)}; for logits of shape {shape} {what} must have {expected}{advice}{OTHER_LOSS}"
         )
     if values:
         check_values(y, shape[axis])
