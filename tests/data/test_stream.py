@@ -52,6 +52,13 @@ def test_an_invalid_preparation_is_refused(prepare, match):
         split_by_domain("s", [(split, split)], classes=2, **prepare)
 
 
+def test_a_stream_prints_sizes_and_no_images():
+    split = Split(torch.zeros(1200, 3, 2, 2), torch.arange(1200) % 2)
+    text = repr(split_by_domain("s", [(split, split)], classes=2))
+    assert "train=Split(1,200 examples of 3×2×2)" in text
+    assert len(text) < 300
+
+
 def test_one_number_normalises_all_channels():
     split = Split(torch.rand(8, 3, 2, 2), torch.arange(8) % 2)
     stream = split_by_domain("s", [(split, split)], classes=2, mean=0.5, std=0.2)

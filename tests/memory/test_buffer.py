@@ -325,3 +325,10 @@ def test_a_bad_seed_or_label_is_refused():
         Buffer(5, seed="a")
     with pytest.raises(ValueError, match=r"with one class per example; y has shape \(4, 3\)"):
         Buffer(5, policy="balanced").add({"x": torch.rand(4, 2), "y": torch.eye(4, 3)})
+
+
+def test_a_buffer_prints_how_full_it_is():
+    buffer = Buffer(2000, policy="reservoir")
+    assert repr(buffer) == "Buffer(0 of 2,000 examples, reservoir)"
+    buffer.add({"x": torch.rand(1500, 3), "y": torch.arange(1500)})
+    assert repr(buffer) == "Buffer(1,500 of 2,000 examples, reservoir: x, y)"

@@ -29,6 +29,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} examples of {'×'.join(map(str, self.x.shape[1:]))})"
+
     def subset(self, rows: Tensor) -> Split:
         """Return the examples at ``rows``, on the device of the labels."""
         x = self.x.index_select(0, rows.to(self.x.device))

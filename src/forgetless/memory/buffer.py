@@ -68,6 +68,10 @@ class Buffer:
         self._flush()
         return 0 if self._sampler is None else self._sampler.filled()
 
+    def __repr__(self) -> str:
+        columns = f": {', '.join(self.columns)}" if self.columns else ""
+        return f"Buffer({len(self):,} of {self.capacity:,} examples, {self.policy}{columns})"
+
     def __getitem__(self, name: str) -> Tensor:
         """Return a view of a column's filled rows."""
         if name not in self.columns:
