@@ -1,5 +1,6 @@
 """The buffer's policy "distinct", compared with a plain Python implementation."""
 
+import copy
 import struct
 import zlib
 
@@ -317,7 +318,7 @@ def test_a_batch_may_change_after_it_was_added():
 @pytest.fixture
 def without_arrays(monkeypatch):
     """Let batches wait as on a GPU, where NumPy cannot write."""
-    monkeypatch.setattr("forgetless.memory.stage._array", lambda rows: None)
+    monkeypatch.setattr("forgetless.memory.stage._is_for_numpy", lambda rows: False)
 
 
 @pytest.mark.usefixtures("without_arrays")
@@ -443,3 +444,12 @@ def test_replace_puts_distinct_rows_in_place_of_all():
     buffer.replace({"x": torch.tensor([1.0, 2.0, 1.0]), "y": torch.tensor([0, 0, 0])})
     assert (sorted(buffer["x"].tolist()), buffer.seen) == ([1.0, 2.0], 3)
     assert isinstance(buffer._sampler, Sketch)
+
+
+def test_a_copy_of_a_buffer_takes_batches_of_its_own():
+    buffer = Buffer(64, policy="distinct")
+    buffer.add({"x": torch.rand(4, 2), "y": torch.arange(4)})
+    other = copy.deepcopy(buffer)
+    other.add({"x": torch.rand(4, 2), "y": torch.arange(4, 8)})
+    assert other["y"].tolist() == [*range(8)]
+    assert buffer["y"].tolist() == [*range(4)]

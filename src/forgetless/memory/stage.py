@@ -1,9 +1,8 @@
 """Batches that wait, so that a buffer writes a few of them in one go, with the kernel launches of one."""
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ class Stage:
         row_bytes = sum(rows[0].nbytes for rows in columns.rows.values())
         self._columns, self._room = columns, min(ROWS, BYTES // max(1, row_bytes))
         self._rows: dict[str, Tensor] = {}  # allocated for the first batch
-        self._arrays: dict[str, np.ndarray[Any, Any] | None] = {}  # the same memory
+        self._by_numpy = False  # whether NumPy, which takes less time, can write to all of them
         self._filled = 0
 
     def add(self, batch: Mapping[str, Tensor], size: int) -> bool:
@@ -34,12 +33,12 @@ class Stage:
             with torch.inference_mode(False):  # its tensors cannot be written to outside of it
                 for name, rows in self._columns.rows.items():
                     self._rows[name] = rows.new_empty((self._room, *rows.shape[1:]))
-                    self._arrays[name] = _array(self._rows[name])
+            self._by_numpy = all(map(_is_for_numpy, self._rows.values()))
         for name, column in padded.items():
-            if (array := self._arrays[name]) is None:
-                self._rows[name][start:end] = column.detach()
+            if self._by_numpy:
+                self._rows[name].numpy()[start:end] = column.numpy(force=True)
             else:
-                array[start:end] = column.numpy(force=True)
+                self._rows[name][start:end] = column.detach()
         self._filled = end
         return True
 
@@ -53,9 +52,10 @@ class Stage:
         return rows
 
 
-def _array(rows: Tensor) -> "np.ndarray[Any, Any] | None":
-    """Return rows as a NumPy array, which takes less time to write to; None on a GPU and in bfloat16."""
+def _is_for_numpy(rows: Tensor) -> bool:
+    """Return whether NumPy can write to rows: not on a GPU, nor in bfloat16."""
     try:
-        return rows.numpy()
+        rows.numpy()
     except TypeError:
-        return None
+        return False
+    return True
