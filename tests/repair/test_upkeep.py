@@ -14,7 +14,7 @@ from forgetless.repair.objective import Objective
 from forgetless.repair.report import Report
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tuning import drain
-from forgetless.repair.upkeep import Upkeep
+from forgetless.repair.upkeep import Upkeep, _scale
 
 
 def test_repairs_happen_when_a_quarter_of_the_budget_pays_for_one():
@@ -61,6 +61,31 @@ def test_data_that_nobody_scaled_is_learned_as_without_fpf(learns):
                 fpf.observe(x[rows], y[rows])
         final.append(loss(model(x), y).item())
     assert final[1] < 1.5 * final[0]
+
+
+def test_the_rate_is_for_the_largest_finite_input_or_target():
+    numbers = torch.tensor([[3.0], [torch.nan], [4.0]] * 4)
+    columns = {"x.a": torch.ones(12, 2), "x.mask": torch.full((12, 2), -torch.inf), "y.a": torch.zeros(12)}
+    for name, mean in (("y.b", 12.5), ("x.b", 12.5)):
+        buffer = Buffer(96)
+        buffer.add({key: column.repeat_interleave(8, 0) for key, column in {**columns, name: numbers}.items()})
+        assert _scale(buffer, Objective(), nn.Linear(2, 1)) == mean
+    normalising = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert _scale(buffer, Objective(), normalising) == 0.0  # of y.a, since batch norm scales the inputs
+
+
+def test_augmentation_in_place_leaves_the_buffer_alone():
+    torch.manual_seed(0)
+    x, y, model = torch.rand(400, 4), torch.arange(400) % 2, nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fpf = FPF(model, 64, augment=lambda inputs: inputs.sub_(0.5).div_(0.25))
+    for rows in torch.arange(400).repeat(2).split(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+        fpf.observe(x[rows], y[rows])
+    assert fpf.finetunings > 10
+    assert set(fpf.buffer["x"].flatten().tolist()) <= set(x.flatten().tolist())
 
 
 def test_a_measurement_costs_a_third_of_its_examples():

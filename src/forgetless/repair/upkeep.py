@@ -7,7 +7,7 @@ in ``final``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Collection, Generator, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.compute.modules import has_batch_norm, unwrap
+from forgetless.compute.shards import compute_device
 from forgetless.memory.batch import unpack
 from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.account import Account
@@ -26,6 +27,7 @@ from forgetless.repair.descent import Descent, sharing
 from forgetless.repair.final import repair_fully
 from forgetless.repair.finetune import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
+from forgetless.repair.held_out import BATCH
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile
 from forgetless.repair.recollection import Recollection
@@ -67,7 +69,12 @@ class Upkeep:
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._anchor = Anchor(self._network)
+        self._kept: dict[Hashable, Finetuning] = {}  # in the benchmark, because making one is slow
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
+
+    def look_again(self) -> None:
+        """Note that parts of the network were frozen or replaced."""
+        self._kept = {}
 
     def start(self) -> None:
         """Measure from the present weights how far training moves."""
@@ -129,7 +136,12 @@ class Upkeep:
         def begin(names: Collection[str], descent: Descent) -> Finetuning:
             part = sharing(descent, processes)
             make = partial(Finetuning, self.model, buffer, names, part, self.objective, generator, engine, processes)
-            return make() if engine is None or at_end else _begun_again(make, names, part, buffer, engine)
+            if engine is None or at_end or len(buffer) < buffer.capacity:
+                return make()
+            key = (*names, replace(part, rates=()))
+            if key not in self._kept:
+                self._kept[key] = make()
+            return self._kept[key].restart(part)
 
         bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
         if at_end:
@@ -228,22 +240,16 @@ class Upkeep:
         return names
 
 
-def _begun_again(
-    make: Callable[[], Finetuning], names: Collection[str], descent: Descent, buffer: Buffer, engine: Engine
-) -> Finetuning:
-    """Return the finetuning that the engine keeps for repairs of this kind, because making one is slow."""
-    if len(buffer) < buffer.capacity:
-        return make()
-    return engine.persistent(("repair", *names, replace(descent, rates=())), make).restart(descent)
-
-
 @torch.no_grad()
 def _scale(buffer: Buffer, objective: Objective, network: nn.Module) -> float:
-    """Return the mean square of the inputs, which batch norm would scale, or of numbers to predict; 0 without them."""
-    rows = {name: buffer[name][::HELD_OUT] for name in buffer.columns}
-    inputs = None if has_batch_norm(network) else objective.plain_inputs(rows)
-    values = [part for part in (inputs, unpack(rows, "y")) if isinstance(part, Tensor) and part.is_floating_point()]
-    return max((part.float().square().mean().item() for part in values), default=0.0)
+    """Return the largest mean square of an input, which batch norm would scale, or of numbers to predict; else 0."""
+    device = compute_device(network)
+    rows = {name: buffer[name][::HELD_OUT][:BATCH].clone().to(device) for name in buffer.columns}
+    values = [unpack(rows, "y")] if has_batch_norm(network) else [objective.plain_inputs(rows), unpack(rows, "y")]
+    parts = [part for value in values for part in (value.values() if isinstance(value, Mapping) else [value])]
+    numbers = [part.float() for part in parts if isinstance(part, Tensor) and part.is_floating_point()]
+    known = [number[number.isfinite()] for number in numbers]  # NaN: no label; a mask may be infinite
+    return max((number.square().mean().item() for number in known if number.numel()), default=0.0)
 
 
 def _tuner(network: nn.Module, settings: Finetune, objective: Objective) -> Tuner:
