@@ -33,9 +33,11 @@ class Restorer:
         self._places = {name: (network.get_submodule(path), own) for name, (path, _, own) in paths.items()}
 
     def renew(self) -> None:
-        """Copy the present values over the earlier ones."""
+        """Copy the present values over the earlier ones. A forward pass may have replaced a buffer by another shape."""
         for held in (self.moving, self.still):
-            copy_all(held, self.present(held))
+            present = self.present(held)
+            held.update(copies({name: now for name, now in present.items() if now.shape != held[name].shape}))
+            copy_all(held, present)
 
     def present(self, names: Collection[str]) -> dict[str, Tensor]:
         """Return some of the tensors that were copied (of sharded ones, this process's shards) as they are now."""
@@ -61,13 +63,14 @@ class Restorer:
 
     @torch.no_grad()
     def _put_back(self, values: Mapping[str, Tensor]) -> None:
-        """Write these values. A buffer that was replaced, or made in ``inference_mode``, becomes the copy itself."""
+        """Write these values. A buffer that was replaced, or made in ``inference_mode``, becomes a new copy."""
         present = self.present([name for name in values if getattr(*self._places[name], None) is not None])
         for name, value in values.items():
             tensor = present.get(name)
             kind = value.shape, value.dtype
             if tensor is None or tensor.is_inference() or (tensor.shape, tensor.dtype) != kind:
-                setattr(*self._places[name], value)
+                with torch.inference_mode(False):
+                    setattr(*self._places[name], value.clone())
             else:
                 tensor.copy_(value)
 

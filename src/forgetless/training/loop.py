@@ -147,9 +147,7 @@ def _train_task(run: RunState) -> Generator[Event]:
     if not run.trained:
         with run.clock.phase("train"):
             if not run.finishing:
-                run.method.end_task(run.learner, run.tasks[position.task], position.task)
-                if position.task == 0 and run.frozen:
-                    run.freeze()
+                run.end_task()
             if last:
                 yield from _finish_method(run, resumable=True)
             else:
@@ -207,7 +205,8 @@ def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
                 yield events.Waiting()
         repaired = yield from _finetune(run)
         assert run.pending is not None
-        engine.call(("train", "offer", size, stored), partial(_offer, run, run.pending))  # as a plain call if resumed
+        if run.offers:  # a plain call if resumed
+            engine.call(("train", "offer", size, stored), partial(_offer, run, run.pending))
         run.pending = None
         if repaired is not None:
             yield repaired

@@ -60,8 +60,10 @@ class Repair:
         return account.affords_repair() and self._upkeep.ready(self._learner.buffer)
 
     def look_again(self) -> None:
-        """Note that other parts of the network are frozen now."""
+        """Note that parts of the network may have been frozen or replaced."""
         self._movable = {}
+        if self._upkeep is not None:
+            self._upkeep.look_again()
 
     def groups(self, row: Row) -> dict[str, float]:
         return self.selection.by_group(self.tracker.by_tensor(row))

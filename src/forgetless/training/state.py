@@ -138,6 +138,13 @@ class RunState:
         self.repair = Repair(unwrap(network), self.learner, finetune, engine.generator(seed + 3))
         self.frozen = tensors_to_freeze(unwrap(network), method, self.repair.selection, settings.freeze)
 
+    def end_task(self) -> None:
+        """Let the method end the current task. After the first, freeze what the settings name."""
+        self.method.end_task(self.learner, self.tasks[self.position.task], self.position.task)
+        self.repair.look_again()  # the method may have frozen or replaced parts of the network
+        if self.position.task == 0 and self.frozen:
+            self.freeze()
+
     def freeze(self, *, frozen: bool = True) -> None:
         """Stop the gradients and the statistics of the groups that the settings freeze, or resume both."""
         network = unwrap(self.network)
