@@ -370,3 +370,10 @@ def test_a_tuners_state_is_its_rate_its_cost_and_when_it_measures():
     drain(tuner.repair_briefly(bench, ["w"], 2, 4))
     again.load_state_dict(tuner.state_dict())
     assert again.state_dict() == {"lr": 0.02, "steps": 2, "examples": 8, "measured": 2, "trusted": 18}
+
+
+@pytest.mark.parametrize(("after", "kept"), [(-2.9, True), (-1.7, True), (-1.5, False)])
+def test_a_negative_loss_may_rise_by_a_fifth_too(after, kept):
+    bench, log = scripted([-2.0, after])
+    drain(Tuner(batch=8, distill=0.0).repair_briefly(bench, ["w"], 2, 4))
+    assert ("undone" not in log) == kept

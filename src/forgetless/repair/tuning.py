@@ -43,7 +43,7 @@ LR = 0.05  # of repairs during training, until one is undone
 BATCH_NORM_LR = 0.03  # the same for networks with batch norm
 CLIP = 1.0  # the largest norm of a gradient of language models, as is usual when they are trained
 USUAL = 4.0  # SGD at these rates copes with inputs and targets up to this mean square
-NOISE = 1.2  # during training a repair may end with this multiple of the loss: few examples measure it
+NOISE = 0.2  # during training a repair may raise the loss by this share: few examples measure it
 TRIAL = 5  # steps of a trial of the search
 STARTS = {"sgd": 0.1, "adam": 0.001}  # the rates at which the search begins
 FACTOR = 3.0  # between neighbouring rates of the search
@@ -163,7 +163,7 @@ class Tuner:
             self.lr /= 2
             return Finetuned((), run.names)
         after = INFINITE if done is None else self._score_of(bench, run)
-        if after.loss <= NOISE * before.loss:
+        if after.loss - before.loss <= NOISE * abs(before.loss):
             self._trusted = TRUSTED
             self.lr = min(self._limit, 2 * self.lr)
             return Outcome(before, after, 0, tuple(run.losses()), rate)
@@ -220,7 +220,7 @@ class Tuner:
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
             del run  # and its copy of the weights, before the next one is made
-        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * before.loss
+        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * abs(before.loss)
         if first and not ((clear or fell(parts, self._parts(bench))) and self._overlap(bench) >= overlap):
             first.undo()
             return Outcome(before, before, undone + len(losses), (), found)
