@@ -24,6 +24,14 @@ def test_the_score_is_that_of_every_eighth_example():
     assert score.examples == 8
 
 
+def test_the_score_counts_the_examples_of_all_processes():
+    buffer = Buffer(16)
+    buffer.add({"x": torch.zeros(16, 2), "y": torch.arange(16) // 8})  # two are held out here, and one elsewhere
+    three = SimpleNamespace(mean=lambda sums: sums * 3 / 4, count=2)
+    score = measure(nn.Linear(2, 2), buffer, Objective(), processes=three)
+    assert score.examples == 3
+
+
 def test_the_accuracy_of_a_class_is_over_all_processes():
     buffer = Buffer(16)
     buffer.add({"x": torch.zeros(16, 2), "y": torch.arange(16) // 8})  # held out: one example of each class

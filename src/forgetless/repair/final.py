@@ -102,7 +102,7 @@ def repair_fully(
         classes=tuple(
             ClassAccuracy(label, len(hits), mean(hits), mean(correct_after[label])) for label, hits in correct.items()
         ),
-        examples=len(buffer),
+        examples=sum(processes.gather(len(buffer))),
         optimizer=best.outcome.rate.optimizer,
         lr=best.outcome.rate.lr,
         steps=len(best.outcome.losses),

@@ -98,7 +98,7 @@ def measure(
     loss, labels, hits, examples = processes.mean(sums).tolist()
     accuracy = hits / labels if hits >= 0 and labels else None
     tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
-    return Score(loss / labels if labels else math.nan, accuracy, round(examples), tokens)
+    return Score(loss / labels if labels else math.nan, accuracy, round(examples * processes.count), tokens)
 
 
 @torch.no_grad()
