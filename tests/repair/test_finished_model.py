@@ -155,3 +155,16 @@ def test_an_interrupted_repair_restores_the_network(model, before, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         forgetless.repair(model, blobs(100, seed=5), before, forward=interrupt)
     assert all_equal(weights_of(model), weights)
+
+
+def test_a_network_may_handle_missing_numbers_itself():
+    class Filling(nn.Linear):
+        def forward(self, x):
+            return super().forward(x.nan_to_num())
+
+    torch.manual_seed(0)
+    model, x, y = Filling(4, 2), torch.rand(64, 4), torch.arange(64) % 2
+    x[y == 1] += 1
+    x[::3, 3] = torch.nan
+    report = forgetless.repair(model, (x, y))
+    assert report.loss_after < report.loss_before

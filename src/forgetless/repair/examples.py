@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forgetless.memory.batch import LABELS, pack, role
+from forgetless.memory.batch import LABELS, pack
 from forgetless.memory.buffer import Buffer
 from forgetless.memory.labels import NO_LABEL, class_labels, has_classes, labelled, with_labels
 from forgetless.memory.ragged import concatenated, unpadded
@@ -129,14 +129,6 @@ def _check(columns: Mapping[str, Tensor]) -> None:
         raise ValueError("examples is empty; a repair needs examples of the old and of the new data")
     if len(set(sizes.values())) != 1:
         raise ValueError(f"examples has columns of different lengths: {sizes}")
-    for name, column in columns.items():
-        bad = ~column.isfinite().flatten(1).all(1) if column.ndim > 1 else ~column.isfinite()
-        if role(name) != "y" and bool(bad.any()):
-            count, first = int(bad.sum()), int(bad.nonzero()[0])
-            raise ValueError(
-                f"examples has NaN or infinity in {count} of the {len(column)} rows of {name}, first in row {first}; "
-                "leave these examples out"
-            )
     y = columns["y"]
     if y.is_floating_point():
         return
