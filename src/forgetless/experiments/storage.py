@@ -55,7 +55,8 @@ def check_folder(folder: Path) -> None:
 def read_toml(file: Path) -> dict[str, Any]:
     """Return the values of a TOML file, or raise ``ValueError`` if it cannot be read."""
     try:
-        return tomllib.loads(file.read_text())
+        values: dict[str, Any] = tomllib.loads(file.read_text())
+        return values
     except FileNotFoundError:
         raise ValueError(f"there is no file {file}") from None
     except IsADirectoryError:
