@@ -26,9 +26,9 @@ def test_the_score_is_that_of_every_eighth_example():
 
 def test_the_score_counts_the_examples_of_all_processes():
     buffer = Buffer(16)
-    buffer.add({"x": torch.zeros(16, 2), "y": torch.arange(16) // 8})  # two are held out here, and one elsewhere
-    three = SimpleNamespace(mean=lambda sums: sums * 3 / 4, count=2)
-    score = measure(nn.Linear(2, 2), buffer, Objective(), processes=three)
+    buffer.add({"x": torch.zeros(16, 2), "y": torch.arange(16) // 8})
+    uneven = SimpleNamespace(mean=lambda sums: sums * 3 / 4, count=2)  # two are held out here, one in the other process
+    score = measure(nn.Linear(2, 2), buffer, Objective(), processes=uneven)
     assert score.examples == 3
 
 
