@@ -45,7 +45,7 @@ def without(case: str | None) -> Iterator[None]:
     """Switch one special case off."""
     with ExitStack() as stack:
         if case in ("backpropagate", "all"):
-            for module in ("methods.learner", "repair.finetune"):
+            for module in ("methods.learner", "repair.finetuning"):
                 stack.enter_context(patch(f"forgetless.{module}.backpropagates", lambda *_: False))
         if case in ("onednn switch", "all"):
             stack.enter_context(patch("forgetless.compute.engine.Engine.adapt", lambda *_, **__: None))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from forgetless.fpf import FPF
     from forgetless.memory.buffer import Buffer
     from forgetless.methods import Method
-    from forgetless.repair.finetune import Finetuned, finetune
+    from forgetless.repair.finetune import finetune
+    from forgetless.repair.finetuning import Finetuned
     from forgetless.repair.finished import repair
     from forgetless.repair.freezing import only
     from forgetless.repair.groups import groups
@@ -38,9 +39,9 @@ __all__ = [
 _HOMES = {
     "config.catalogue": ("METHODS", "NETWORKS", "STREAMS"), "data.stream": ("Stream",), "fpf": ("FPF",),
     "methods": ("Method",), "networks": ("networks",), "repair": ("repair",), "memory.buffer": ("Buffer",),
-    "repair.finetune": ("Finetuned", "finetune"), "repair.freezing": ("only",), "repair.groups": ("groups",),
-    "repair.non_finite": ("NonFiniteError",), "repair.profile": ("Profile",),
-    "repair.sensitivity": ("select", "sensitivity"), "repair.settings": ("Finetune",),
+    "repair.finetune": ("finetune",), "repair.finetuning": ("Finetuned",), "repair.freezing": ("only",),
+    "repair.groups": ("groups",), "repair.non_finite": ("NonFiniteError",),
+    "repair.profile": ("Profile",), "repair.sensitivity": ("select", "sensitivity"), "repair.settings": ("Finetune",),
     "repair.sharded_state": ("ShardedState",),
     "training.contract": ("check",), "training.evaluation": ("evaluate",), "training.loop": ("train",),
 }  # fmt: skip

@@ -21,15 +21,15 @@ from forgetless.memory.batch import Inputs, Targets, size_of
 from forgetless.memory.buffer import Buffer
 from forgetless.memory.labels import has_labels, with_labels
 from forgetless.memory.settings import Memory
+from forgetless.repair.bench import Outcome
 from forgetless.repair.checks import Checks
-from forgetless.repair.finetune import Finetuned
+from forgetless.repair.finetuning import Finetuned
 from forgetless.repair.objective import Augment, Forward, Loss, Objective, call, shifts_labels
 from forgetless.repair.profile import Profile
 from forgetless.repair.repairer import Repairer
 from forgetless.repair.report import Report
 from forgetless.repair.settings import BUDGET, LANGUAGE_BATCH, LANGUAGE_BUDGET, Finetune, Tracking
 from forgetless.repair.state import FORMAT, check_state
-from forgetless.repair.tuning import Outcome
 from forgetless.repair.upkeep import Upkeep
 
 if TYPE_CHECKING:

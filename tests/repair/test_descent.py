@@ -11,7 +11,7 @@ from forgetless import Buffer
 from forgetless.compute.distributed import ALONE
 from forgetless.compute.engine import Engine
 from forgetless.repair.descent import Descent, Schedule, sharing, slices
-from forgetless.repair.finetune import Finetuning
+from forgetless.repair.finetuning import Finetuning
 from forgetless.repair.objective import Objective
 from forgetless.repair.settings import Finetune
 

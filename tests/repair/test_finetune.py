@@ -14,9 +14,9 @@ import forgetless
 from forgetless import Buffer, NonFiniteError, finetune, networks
 from forgetless.compute.distributed import Processes
 from forgetless.compute.engine import Engine
-from forgetless.repair import finetune as finetuning
+from forgetless.repair import finetuning
 from forgetless.repair.descent import Descent, Schedule
-from forgetless.repair.finetune import Finetuning
+from forgetless.repair.finetuning import Finetuning
 from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective, call
 from forgetless.repair.restoring import Restorer
@@ -257,7 +257,7 @@ def test_an_interruption_restores_the_network():
     assert moved(before, model) == set()
 
 
-@pytest.mark.parametrize(("owner", "method"), [(finetuning, "first_infinite"), (Restorer, "restore_still")])
+@pytest.mark.parametrize(("owner", "method"), [(finetuning, "norm"), (Restorer, "restore_still")])
 def test_an_interrupt_at_the_end_restores_the_network(owner, method, monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

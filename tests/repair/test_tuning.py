@@ -10,10 +10,11 @@ from loops import filled, normalised, state
 from torch import nn
 
 from forgetless import Buffer, NonFiniteError
-from forgetless.repair.finetune import Finetuned, Finetuning
+from forgetless.repair.bench import Bench, Outcome, Rate, drain
+from forgetless.repair.finetuning import Finetuned, Finetuning
 from forgetless.repair.held_out import Score
 from forgetless.repair.objective import Objective
-from forgetless.repair.tuning import Bench, Outcome, Rate, Tuner, drain
+from forgetless.repair.tuning import Tuner
 
 
 def bench_of(model, buffer, seed=0, objective=None):
@@ -83,7 +84,7 @@ def test_a_search_changes_nothing():
     model = normalised()
     buffer, before = filled(shape=(16,), classes=4), state(model)
     tuner, bench = Tuner(batch=8, distill=0.0), bench_of(model, buffer)
-    assert drain(tuner._search(bench, names_of(model), bench.measure())).optimizer in ("sgd", "adam")
+    assert drain(tuner._search(bench, names_of(model), bench.begin_measuring()())).optimizer in ("sgd", "adam")
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
@@ -152,7 +153,7 @@ def scripted(losses, parts=(), overlaps=()):
     log, scores, remaining, shares = [], iter(losses), iter(parts), iter(overlaps)
     return Bench(
         lambda names, descent: Scripted(log, descent),
-        lambda: Score(next(scores), None, 8),
+        lambda: lambda: Score(next(scores), None, 8),
         lambda: next(remaining, [0.0] * 8),
         lambda: next(shares, None),
     ), log
@@ -196,6 +197,29 @@ def test_a_small_fall_that_the_scatter_explains_is_undone(after, parts, kept):
     assert log[7:].count("undone") == 3 + (not kept)
 
 
+@pytest.mark.parametrize(("averaged", "kept"), [(4.0, True), (5.0, False)])
+def test_the_repair_at_the_end_starts_from_the_average_if_that_has_a_lower_loss(averaged, kept):
+    bench, log = scripted([5.0, averaged, *TRIALS, 6.0, 6.0, 6.0], [[5.0] * 4, [4.0] * 4])
+
+    def install(names):
+        log.append(names)
+        return lambda: log.append("uninstalled")
+
+    tuner = Tuner(batch=8, distill=0.0)
+    done = drain(tuner.repair_fully(bench._replace(install_average=install), ["w"], limit=1000))
+    assert log[:2] == [["w"], (5, 0.1) if kept else "uninstalled"]
+    assert (done.before.loss, done.after.loss, done.losses) == (5.0, 4.0 if kept else 5.0, ())
+    assert (done.kept, done.averaged) == (kept, kept)
+    assert log[-1] == "undone"
+
+
+def test_an_average_whose_fall_the_scatter_explains_is_uninstalled():
+    bench, log = scripted([5.0, 4.9, *TRIALS, 6.0, 6.0, 6.0], [[5.0] * 4, [3.0, 3.0, 3.0, 10.6]])
+    bench = bench._replace(install_average=lambda names: lambda: log.append("uninstalled"))
+    done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, ["w"], limit=1000))
+    assert (done.after.loss, done.kept, log[-1]) == (5.0, False, "uninstalled")
+
+
 @pytest.mark.parametrize(("overlap", "kept"), [(0.39, False), (0.4, True)])
 def test_a_repair_that_lowers_the_mean_overlap_is_undone(overlap, kept):
     bench, log = scripted([5.0, *TRIALS, 1.0, 9.0, 9.0, 9.0], overlaps=[0.4, overlap])
@@ -211,7 +235,7 @@ def test_a_repair_that_lowers_the_mean_overlap_is_undone(overlap, kept):
 def test_examples_known_by_heart_start_no_repair(accuracy, loss, kept):
     losses = iter([loss, 0.0004, 0.0006, 0.0005, 0.0001, 1.0, 1.0, 1.0])
     tuner = Tuner(batch=8, distill=0.0)
-    bench = scripted([])[0]._replace(measure=lambda: Score(next(losses), accuracy, 8))
+    bench = scripted([])[0]._replace(begin_measuring=lambda: lambda: Score(next(losses), accuracy, 8))
     done = drain(tuner.repair_fully(bench, ["w"], limit=1000, skip_known=True))
     assert done.after.loss == (0.0001 if kept else loss)
     assert len(done.losses) == (20 if kept else 0)
@@ -229,7 +253,7 @@ def test_examples_known_by_heart_start_no_repair(accuracy, loss, kept):
 def test_the_search_tries_only_adam_below_an_accuracy(accuracy, trials, rates):
     losses = iter([5.0, *trials, 3.0])
     bench, log = scripted([])
-    bench = bench._replace(measure=lambda: Score(next(losses), accuracy, 8))
+    bench = bench._replace(begin_measuring=lambda: lambda: Score(next(losses), accuracy, 8))
     done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, ["w"], limit=20, adam_below=0.5))
     assert log[::2] == [*((5, pytest.approx(rate)) for rate in rates), (20, rates[0])]
     assert done.rate == Rate("adam" if accuracy == 0.49 else "sgd", rates[0])
@@ -240,7 +264,7 @@ def test_what_is_undone_at_the_end_includes_all_that_was_kept():
     model, buffer = nn.Linear(4, 2).double(), Buffer(16)
     buffer.add({"x": torch.randn(16, 4, dtype=torch.float64), "y": torch.arange(16) % 2})
     before, losses = state(model), iter([5.0, *TRIALS, 4.9, 4.8, 4.7, 6.0, 6.0, 6.0])
-    bench = bench_of(model, buffer)._replace(measure=lambda: Score(next(losses), None, 2))
+    bench = bench_of(model, buffer)._replace(begin_measuring=lambda: lambda: Score(next(losses), None, 2))
     done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, names_of(model), limit=1000))
     assert (done.losses, done.undone, done.after.loss) == ((), 120, 5.0)  # two held-out examples cannot tell
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -352,14 +376,14 @@ def test_an_interrupted_measurement_leaves_no_steps(limit):
     bench, measured = bench_of(model, buffer), []
 
     def interrupt():
-        measured.append(bench.measure())
+        measured.append(bench.begin_measuring()())
         if len(measured) > 1:
             raise KeyboardInterrupt
-        return measured[-1]
+        return lambda: measured[-1]
 
     tuner = Tuner(batch=8, distill=0.0)
     with pytest.raises(KeyboardInterrupt):
-        drain(repair(tuner, bench._replace(measure=interrupt), names_of(model), limit))
+        drain(repair(tuner, bench._replace(begin_measuring=interrupt), names_of(model), limit))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

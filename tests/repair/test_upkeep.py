@@ -10,10 +10,10 @@ from sklearn.datasets import load_diabetes, load_wine
 from torch import nn
 
 from forgetless import FPF, Buffer, NonFiniteError, networks, repair
+from forgetless.repair.bench import drain
 from forgetless.repair.objective import Objective
 from forgetless.repair.report import Report
 from forgetless.repair.settings import Finetune
-from forgetless.repair.tuning import drain
 from forgetless.repair.upkeep import Upkeep, _scale
 
 

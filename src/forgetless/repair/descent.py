@@ -68,10 +68,20 @@ class Schedule:
 
     def __init__(self, steps: int, device: torch.device) -> None:
         self.rates = torch.zeros(steps, device=device)
+        self._values: list[float] = []  # of ``rates``
         self.losses = torch.zeros(steps, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.checked = False  # whether a first step was taken, so that a batch is known to fit the network
         self.averages: Averages | None = None
+
+    def begin(self, rates: list[float]) -> None:
+        """Take these rates, and begin with the first step."""
+        if rates != self._values:
+            self.rates.copy_(torch.tensor(rates))
+            self._values = rates
+        self.step.zero_()
+        if self.averages is not None:
+            self.averages.reset()
 
     def rate(self) -> Tensor:
         """Return the rate of the present step."""
@@ -96,11 +106,8 @@ class Optimizer:
 
     def use(self, schedule: Schedule) -> None:
         """Take the rates from the device from now on, and begin with the first step."""
-        schedule.rates.copy_(torch.tensor(self._rates))
-        schedule.step.zero_()
+        schedule.begin(self._rates)
         self._schedule, self._averages = schedule, schedule.averages
-        if self._averages is not None:
-            self._averages.reset()
 
     def scale(self) -> Tensor | None:
         """Return the factor that ``update`` expects in the gradients: SGD's rate on the device, which saves a pass."""

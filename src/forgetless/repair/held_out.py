@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -76,15 +76,20 @@ def in_evaluation_mode(network: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def measure(model: nn.Module, buffer: Buffer, objective: Objective, processes: Processes = ALONE) -> Score:
+    """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
+    return begin_measuring(model, buffer, objective, processes=processes)()
+
+
 @torch.no_grad()
-def measure(
+def begin_measuring(
     model: nn.Module,
     buffer: Buffer,
     objective: Objective,
     engine: Engine | None = None,
     processes: Processes = ALONE,
-) -> Score:
-    """Return the score on the held-out examples of ``buffer``, in evaluation mode. Synchronises with the GPU."""
+) -> Callable[[], Score]:
+    """Queue a measurement of the present weights, and return what waits for the GPU and returns the score."""
     model = without_reducer(model)
     device = compute_device(model)
     held = len(buffer)
@@ -95,10 +100,14 @@ def measure(
     else:  # rows are still being added, so a captured graph would soon be of no use
         with evaluating(model):
             sums = _sums(model, buffer, objective, device, processes)
-    loss, labels, hits, examples = processes.mean(sums).tolist()
-    accuracy = hits / labels if hits >= 0 and labels else None
-    tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
-    return Score(loss / labels if labels else math.nan, accuracy, round(examples * processes.count), tokens)
+
+    def score() -> Score:
+        loss, labels, hits, examples = processes.mean(sums).tolist()
+        accuracy = hits / labels if hits >= 0 and labels else None
+        tokens = objective.counts_tokens({name: buffer[name] for name in buffer.columns})
+        return Score(loss / labels if labels else math.nan, accuracy, round(examples * processes.count), tokens)
+
+    return score
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Losses and weights that became infinite or NaN: where that shows first, and why it may have happened."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,13 @@ from forgetless.memory.buffer import Buffer
 
 class NonFiniteError(FloatingPointError, RuntimeError):
     """A loss or a weight became infinite or NaN. After a finetuning the network is as it was before it."""
+
+
+def norm(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the norm of tensors together, where the first one is. It may also be infinite if they are only large."""
+    norms = torch._foreach_norm([tensor for tensor in tensors if tensor.numel()])
+    device = norms[0].device if norms else None  # a network may be on several
+    return torch.stack([part.to(device).float() for part in norms]).norm() if norms else torch.zeros(())
 
 
 def first_infinite(losses: Sequence[float], tensors: Mapping[str, Tensor]) -> str:

@@ -16,7 +16,7 @@ from forgetless.compute.engine import Engine
 from forgetless.compute.modules import unwrap
 from forgetless.memory.buffer import Buffer
 from forgetless.repair.descent import Descent, sharing
-from forgetless.repair.finetune import Finetuned, Finetuning
+from forgetless.repair.finetuning import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.objective import Objective
 from forgetless.repair.profile import Profile

@@ -5,12 +5,13 @@ step earns more, it is longer. After 18 steps without a measurement the next one
 is halved, if it raised the loss on the buffer's held-out examples by more than a fifth; then the next one is measured,
 too. After one that is kept, the rate recovers.
 
-The repair at the end first searches the optimizer and the learning rate by short trials from the same weights. Then it
-is a sequence of short finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and
-halves it, and the repair ends when that happened several times in a row. If a rate is given, it is one long finetuning.
-All of it is undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if
-the mean IoU of images with labelled pixels fell. (During training such trials mislead, because they look only a few
-steps ahead and the network still has much to learn.)
+The repair at the end starts from an average of the latest weights, if that has a lower loss than the present ones. It
+searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
+finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
+repair ends when that happened several times in a row. If a rate is given, it is one long finetuning. All of it is
+undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if the mean IoU
+of images with labelled pixels fell. (During training such trials mislead, because they look only a few steps ahead and
+the network still has much to learn.)
 
 The search can be limited to Adam for networks that have forgotten most of the examples. SGD wins the trials there, but
 it ends lower if training has left many ReLUs dead.
@@ -22,19 +23,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Generator, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, final
 
-from torch import nn
-
-from forgetless.compute.distributed import ALONE, Processes
-from forgetless.compute.engine import Engine
-from forgetless.memory.buffer import Buffer
+from forgetless.repair.bench import Bench, Outcome, Rate
 from forgetless.repair.descent import Descent
-from forgetless.repair.finetune import Finetuned, Finetuning
-from forgetless.repair.held_out import Score, fell, mean_overlap, measure, measure_parts
+from forgetless.repair.finetuning import Finetuned, Finetuning
+from forgetless.repair.held_out import Score, fell
 from forgetless.repair.non_finite import NonFiniteError
-from forgetless.repair.objective import Objective
 
 SHORT, LONG = 2, 50  # the steps of a repair during training: as many as the budget has earned, and no fewer and no more
 TRUSTED = 18  # steps of repairs during training that are not measured, after one that was measured and kept
@@ -56,65 +51,15 @@ PATIENCE = 3  # the repair at the end stops after this many finetunings in a row
 
 INFINITE = Score(math.inf, None, 0)
 
-T = TypeVar("T")
 
-
-class Rate(NamedTuple):
-    """An optimizer and its learning rate."""
-
-    optimizer: str
-    lr: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a repair did: the held-out scores, the steps undone, the loss of each step that was kept, and the rate."""
+class _Start(NamedTuple):
+    """Where a repair at the end starts: the scores before it and there, and how to undo what lies between."""
 
     before: Score
-    after: Score
-    undone: int
-    losses: tuple[float, ...]
-    rate: Rate  # at the end, the one that the search found
-
-
-class Bench(NamedTuple):
-    """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples.
-
-    ``measure`` returns the score on all of them, ``measure_parts`` the loss on each, and ``measure_overlap`` the mean
-    IoU if their pixels have labels.
-    """
-
-    begin: Callable[[Collection[str], Descent], Finetuning]
-    measure: Callable[[], Score]
-    measure_parts: Callable[[], list[float]]
-    measure_overlap: Callable[[], float | None]
-
-    @staticmethod
-    def for_buffer(
-        model: nn.Module,
-        buffer: Buffer,
-        objective: Objective,
-        begin: Callable[[Collection[str], Descent], Finetuning],
-        engine: Engine | None = None,
-        processes: Processes = ALONE,
-    ) -> Bench:
-        """Return a bench that measures ``model`` on the held-out examples of ``buffer``."""
-        return Bench(
-            begin,
-            lambda: measure(model, buffer, objective, engine, processes),
-            lambda: measure_parts(model, buffer, objective, processes),
-            lambda: mean_overlap(model, buffer, objective, processes),
-        )
-
-
-def drain(work: Generator[Any, None, T]) -> T:
-    """Run a generator to its end and return its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    parts: list[float]  # the losses on the held-out examples before it
+    overlap: float
+    score: Score
+    undo: Callable[[], None] | None
 
 
 @final
@@ -152,7 +97,7 @@ class Tuner:
     ) -> Generator[None, None, Outcome | Finetuned]:
         """Repair the named tensors during training, by a few steps on batches of this size."""
         rate = Rate("sgd", self.lr)
-        before = self._first_score(bench) if self.measures else None
+        before = (yield from self._first_score(bench)) if self.measures else None
         run = self._begin(bench, names, rate, steps=steps, batch=batch)
         done = yield from self._descend(run)
         if before is None:
@@ -162,7 +107,7 @@ class Tuner:
             self._trusted = 0
             self.lr /= 2
             return Finetuned((), run.names)
-        after = INFINITE if done is None else self._score_of(bench, run)
+        after = INFINITE if done is None else (yield from self._score_of(bench, run))
         if after.loss - before.loss <= NOISE * abs(before.loss):
             self._trusted = TRUSTED
             self.lr = min(self._limit, 2 * self.lr)
@@ -189,30 +134,42 @@ class Tuner:
         on them would say nothing about other data. The search tries only Adam if the accuracy on the held-out examples
         is below ``adam_below``.
         """
-        before, earlier = self._first_score(bench), self.steps
+        before, earlier = (yield from self._first_score(bench)), self.steps
         self._trusted = 0
         if skip_known and before.accuracy == 1 and before.loss < KNOWN:
             return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         if rate is not None and not rate.lr:
             return Outcome(before, before, 0, (), rate)
+        start = yield from self._start(bench, names, before)
         if rate is not None:
-            return (yield from self._repair_until_done(bench, names, before, rate, limit, limit))
-        found = yield from self._search(bench, names, before, adam_below)
+            return (yield from self._repair_until_done(bench, names, start, rate, limit, limit))
+        found = yield from self._search(bench, names, start.score, adam_below)
         left = max(CHUNK, limit - (self.steps - earlier))
-        return (yield from self._repair_until_done(bench, names, before, found, left, CHUNK))
+        return (yield from self._repair_until_done(bench, names, start, found, left, CHUNK))
+
+    def _start(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, _Start]:
+        """Measure the network, and put the average of its latest weights in place if that has a lower loss."""
+        parts, overlap = self._parts(bench), self._overlap(bench)
+        undo = bench.install_average(names)
+        if undo is None:
+            return _Start(before, parts, overlap, before, None)
+        averaged = yield from self._score(bench)
+        if averaged.loss < before.loss:
+            return _Start(before, parts, overlap, averaged, undo)
+        undo()
+        return _Start(before, parts, overlap, before, None)
 
     def _repair_until_done(
-        self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int, chunk: int
+        self, bench: Bench, names: Collection[str], start: _Start, found: Rate, limit: int, chunk: int
     ) -> Generator[None, None, Outcome]:
-        rate, best, first = found, before, None
-        parts, overlap = self._parts(bench), self._overlap(bench)
+        before, best, undo, rate = start.before, start.score, start.undo, found
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
             run = self._begin(bench, names, rate, steps=chunk)
             score = yield from self._finetune(bench, run)
             if score.loss < best.loss:
-                best, failures, first = score, 0, first or run
+                best, failures, undo = score, 0, undo or run.undo
                 losses += run.losses()
                 rate = Rate(rate.optimizer, rate.lr * GROWTH)
             else:
@@ -220,11 +177,11 @@ class Tuner:
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
             del run  # and its copy of the weights, before the next one is made
-        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * abs(before.loss)
-        if first and not ((clear or fell(parts, self._parts(bench))) and self._overlap(bench) >= overlap):
-            first.undo()
+        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(start.parts)) * abs(before.loss)
+        if undo and not ((clear or fell(start.parts, self._parts(bench))) and self._overlap(bench) >= start.overlap):
+            undo()
             return Outcome(before, before, undone + len(losses), (), found)
-        return Outcome(before, best, undone, tuple(losses), found)
+        return Outcome(before, best, undone, tuple(losses), found, averaged=start.undo is not None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later repairs depend on."""
@@ -284,7 +241,7 @@ class Tuner:
     def _finetune(self, bench: Bench, run: Finetuning) -> Generator[None, None, Score]:
         """Take the steps of a finetuning and return the score; infinite if a loss or a weight was not finite."""
         done = yield from self._descend(run)
-        return INFINITE if done is None else self._score_of(bench, run)
+        return INFINITE if done is None else (yield from self._score_of(bench, run))
 
     def _descend(self, run: Finetuning) -> Generator[None, None, Finetuned | None]:
         """Take the steps of a finetuning; undo them and return None if a loss or a weight was not finite."""
@@ -297,18 +254,18 @@ class Tuner:
             self._failure = failure
             return None
 
-    def _score_of(self, bench: Bench, run: Finetuning) -> Score:
+    def _score_of(self, bench: Bench, run: Finetuning) -> Generator[None, None, Score]:
         """Return the score after a finetuning."""
         try:
-            score = self._score(bench)
+            score = yield from self._score(bench)
         except BaseException:  # Ctrl-C too
             run.undo()
             raise
         return score if math.isfinite(score.loss) else INFINITE
 
-    def _first_score(self, bench: Bench) -> Score:
+    def _first_score(self, bench: Bench) -> Generator[None, None, Score]:
         """Return the score before a repair; raise an error if the loss is not finite."""
-        before = self._score(bench)
+        before = yield from self._score(bench)
         if not math.isfinite(before.loss):
             raise NonFiniteError(
                 f"the loss on the held-out examples is {before.loss} before the repair: the network or the examples "
@@ -316,9 +273,11 @@ class Tuner:
             )
         return before
 
-    def _score(self, bench: Bench) -> Score:
+    def _score(self, bench: Bench) -> Generator[None, None, Score]:
         self.measured += 1
-        return bench.measure()
+        score = bench.begin_measuring()
+        yield
+        return score()
 
     def _parts(self, bench: Bench) -> list[float]:
         self.measured += 1

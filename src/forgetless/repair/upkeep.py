@@ -23,9 +23,11 @@ from forgetless.memory.batch import unpack
 from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.account import Account
 from forgetless.repair.anchor import Anchor
+from forgetless.repair.average import Average
+from forgetless.repair.bench import Bench, Outcome, drain
 from forgetless.repair.descent import Descent, sharing
 from forgetless.repair.final import repair_fully
-from forgetless.repair.finetune import Finetuned, Finetuning
+from forgetless.repair.finetuning import Finetuned, Finetuning
 from forgetless.repair.freezing import resting
 from forgetless.repair.held_out import BATCH
 from forgetless.repair.objective import Objective
@@ -36,7 +38,7 @@ from forgetless.repair.restoring import untouched_randomness
 from forgetless.repair.selection import Selection
 from forgetless.repair.settings import Finetune
 from forgetless.repair.trial import try_out
-from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LR, Bench, Outcome, Tuner, drain
+from forgetless.repair.tuning import BATCH_NORM_LR, CHUNK, CLIP, LR, Tuner
 
 EXCHANGE = 2  # steps of a user's loop between two exchanges of counts, and between two repairs
 FORGOTTEN = 0.8  # below this accuracy, Adam repairs a network without batch norm at the end, unless it models language
@@ -69,6 +71,7 @@ class Upkeep:
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._anchor = Anchor(self._network)
+        self._average = Average(self._network)
         self._kept: dict[Hashable, Finetuning] = {}  # in the benchmark, because making one is slow
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
@@ -143,15 +146,17 @@ class Upkeep:
                 self._kept[key] = make()
             return self._kept[key].restart(part)
 
-        bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
+        bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes, self._average)
         if at_end:
             done: Outcome | Finetuned = yield from self.tuner.repair_fully(bench, names, account.limit())
         else:
             if self.tuner.measures:
                 self.tuner.allow_for(max(processes.gather(_scale(buffer, self.objective, self._network))))
             done = yield from self.tuner.repair_briefly(bench, names, account.steps(), account.batch)
+            if isinstance(done, Outcome) and done.kept:
+                self._average.add(names, host=engine is None)
         self.finetunings += 1
-        self.undone += not done.losses
+        self.undone += not done.kept
         return done
 
     def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | Finetuned | None:
@@ -184,10 +189,12 @@ class Upkeep:
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
             recollection=self._recollection if recalls and self.step else None,
             adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
+            average=self._average,
         )  # fmt: skip
+        self._average.clear()
         self.last = replace(report, cost=self.account.cost)
         self.finetunings += 1
-        self.undone += not self.last.steps
+        self.undone += not self.last.kept
         self.start()
         return self.last
 
@@ -214,6 +221,7 @@ class Upkeep:
             "resting": sorted(self._resting),
             "anchor": dict(self._anchor.held),
             "settled": self._anchor.settled,
+            "average": self._average.state_dict(),
             **self.account.state_dict(),
             "tuner": self.tuner.state_dict(),
             "recollection": self._recollection.state_dict(),
@@ -222,6 +230,7 @@ class Upkeep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
         self._anchor.load(state["anchor"], settled=state["settled"])  # first, since this also checks the network
+        self._average.load_state_dict(state["average"])
         self.tuner.load_state_dict(state["tuner"])
         self._recollection.load_state_dict(state["recollection"])
         self.step, self.finetunings, self.undone = state["step"], state["repairs"], state["undone"]

@@ -201,7 +201,7 @@ def _train_step(run: RunState, loader: Loader, size: int) -> Generator[Event]:
             key = ("train", "update", size, stored)
             update = partial(engine.call, key, lambda: _keep(examples, _update(run, loader, size)))
             learner.run_counted("train", cost, update)
-            if engine.will_wait():
+            if not run.repair.tuned and engine.will_wait():  # else it yields where it reads from the GPU
                 yield events.Waiting()
         repaired = yield from _finetune(run)
         assert run.pending is not None

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from forgetless.compute.flops import training_flops
 from forgetless.methods.learner import Learner
-from forgetless.repair.finetune import Finetuning
+from forgetless.repair.bench import Outcome
+from forgetless.repair.finetuning import Finetuning
 from forgetless.repair.freezing import only, unfrozen
 from forgetless.repair.groups import float_tensors
 from forgetless.repair.objective import Objective
@@ -16,7 +17,6 @@ from forgetless.repair.repairer import Repairer
 from forgetless.repair.restoring import copies, copy_all, draw_seed
 from forgetless.repair.settings import Finetune
 from forgetless.repair.tracker import Row
-from forgetless.repair.tuning import Outcome
 from forgetless.repair.upkeep import Upkeep
 from forgetless.training.events import Event, Repaired, Stepped, Waiting
 
@@ -63,6 +63,7 @@ class Repair:
         """Note that parts of the network may have been frozen or replaced."""
         self._movable = {}
         if self._upkeep is not None:
+            self._learner.engine.discard_graphs("finetune")  # they hold the tensors that moved until now
             self._upkeep.look_again()
 
     def groups(self, row: Row) -> dict[str, float]:
@@ -159,7 +160,7 @@ class Repair:
     ) -> Generator[Event, None, Repaired | None]:
         learner = self._learner
         if self._movable:
-            copy_all(self._moved, self._movable)
+            learner.engine.call(("finetune", "before"), lambda: copy_all(self._moved, self._movable))
         else:
             tensors = float_tensors(self._network)
             self._movable = {name: tensors[name] for name in upkeep.names()}
@@ -167,7 +168,8 @@ class Repair:
         if not (names := tuple(self._movable)):
             return None
         groups = upkeep.selection.owners(names)
-        learner.engine.seed(draw_seed(self._generator))
+        if final:
+            learner.engine.seed(draw_seed(self._generator))  # of dropout and others that use torch's global state
         work = upkeep.repair(names, learner.buffer, self._generator, learner.engine, at_end=final)
         while True:
             try:
@@ -176,15 +178,19 @@ class Repair:
                 done = end.value
                 break
             yield Waiting() if learner.engine.will_wait() else progress
-        with torch.no_grad():
-            before = list(self._moved.values())
-            torch._foreach_sub_(before, list(self._movable.values()))
-            torch._foreach_neg_(before)
+        learner.engine.call(("finetune", "after"), self._measure_moves)
         learner.finetuned = True
         if not isinstance(done, Outcome):
             self.tracker.leave_out(self._moved)
             return None
-        return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=bool(done.losses))
+        return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=done.kept)
+
+    @torch.no_grad()
+    def _measure_moves(self) -> None:
+        """Replace the values of tensors before a repair by how far it moved them."""
+        before = list(self._moved.values())
+        torch._foreach_sub_(before, list(self._movable.values()))
+        torch._foreach_neg_(before)
 
     def _begin(self, groups: tuple[str, ...]) -> Finetuning:
         names, learner = self.selection.names(groups), self._learner
