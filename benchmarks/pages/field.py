@@ -64,6 +64,11 @@ def values() -> dict[str, Any]:
     (pronc,) = (f for f in figures() if f.method == "ProNC" and f.column == ("seq-tinyimagenet", 200))
     return {
         "field_table": field_table(epochs, best, long["k-fpf-kd"]),
+        "long_recipe": mean(run["accuracy"] for run in long_recipe()),
+        "long_recipe_seeds": len(long_recipe()),
+        "long_recipe_kept": any(run["last_repair_kept"] for run in long_recipe()),
+        "long_recipe_tflops": mean(sum(run["flops"].values()) / 1e12 for run in long_recipe()),
+        "long_published": {figure.method: figure.accuracy for figure in figures() if figure.column == LONG},
         "field_best": best,
         "field_above": {
             column: [f.method for f in figures() if f.column == column and f.accuracy > best[column].accuracy]
@@ -114,6 +119,12 @@ def untuned_accuracies(stream: str, buffer: int) -> list[float]:
     return [run["accuracy"] for run in runs if (run["stream"], run["row"]) == (stream, "recipe")]
 
 
+def long_recipe() -> list[dict[str, Any]]:
+    """Return the runs of the recommended recipe with 50 epochs per task."""
+    runs: list[dict[str, Any]] = benchmark_record("recipe-50-epochs.json")["runs"]
+    return runs
+
+
 def long_lines() -> Sequence[Measured]:
     """Return our rows with 50 epochs per task."""
     lines = ITEMS["many-epochs"].lines(Options(stream=LONG[0], seeds=5, device="cuda"))
@@ -146,6 +157,11 @@ def field_table(epochs: int, best: Mapping[tuple[str, int], BestRow], long: Meas
         ["its TFLOPs", "", *(f"{row.tflops:.0f}" for row in best.values())],
         ["our recipe, without tuning", str(epochs), *(spread(found) if found else "–" for found in untuned)],
         ["its seeds", "", *(str(len(found)) if found else "–" for found in untuned)],
+        long_row(
+            f"our recipe, without tuning, {len(long_recipe())} seeds",
+            long_epochs,
+            spread([run["accuracy"] for run in long_recipe()]),
+        ),
         long_row(f"our k-FPF-KD, {seeds_of(long)}", long_epochs, f"{long.mean:.1f}"),
         long_row("k-FPF-KD in the paper", target.epochs, f"{target.mean:.1f} ± {target.std:.1f}"),
     ]
