@@ -130,6 +130,34 @@ def test_a_finetuning_that_begins_again_equals_a_new_one():
     assert moved(before, models[0]) == set()
 
 
+def test_on_an_engine_one_that_begins_again_equals_new_ones(device):
+    """On a GPU the first restart is a plain call, the second one is captured, and the others are replayed."""
+    torch.manual_seed(1)
+    models = [networks.resnet18(5, width=8).to(device) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    buffer, names = Buffer(64, device=device, seed=0), sorted(float_tensors(models[0]))
+    buffer.add({"x": torch.rand(64, 3, 8, 8, device=device), "y": torch.arange(64, device=device) % 5})
+    engines = [Engine(device, deterministic=True) for _ in models]
+    generators = [engine.generator(2) for engine in engines]
+    run, losses = None, []
+    for steps, lr in ((2, 0.05), (2, 0.2), (3, 0.1), (2, 0.1), (3, 0.05)):
+        descent = Descent.cosine(Finetune(steps=steps, lr=lr, batch=16))
+        with engines[0].active():
+            if run is None:
+                run = Finetuning(models[0], buffer, names, descent, Objective(), generators[0], engine=engines[0])
+            else:
+                run.restart(descent)
+            run.advance(steps)
+            losses.append(run.finish().losses)
+        with engines[1].active():
+            new = Finetuning(models[1], buffer, names, descent, Objective(), generators[1], engine=engines[1])
+            new.advance(steps)
+            assert new.finish().losses == losses[-1]
+    after, expected = state(models[0]), state(models[1])
+    assert all(torch.equal(after[name], expected[name]) for name in expected)
+    assert all(run.moved()[name].abs().sum() > 0 for name in names)
+
+
 @pytest.mark.parametrize("distill", [0.0, 0.5])
 def test_rates_on_the_device_give_the_same_steps(distill):
     torch.manual_seed(1)

@@ -82,16 +82,14 @@ def kept(fpf, host):
 def test_half_a_byte_per_parameter_stays_between_repairs(host):
     model = network()
     fpf = FPF(model, capacity=100, budget=4)
-    for steps, held in ((1, 1), (60, 2)):  # the second one is the average of the weights after repairs
+    for steps in (1, 60):
         train(model, fpf, steps)
         on_device, in_host = kept(fpf, host)
         assert on_device < 0.5
-        assert in_host == 4 * held  # in float32
+        assert in_host == 4  # one copy in float32
     assert fpf.finetunings
     fpf.finish()
-    on_device, in_host = kept(fpf, host)
-    assert on_device < 0.5
-    assert in_host == 4
+    assert kept(fpf, host)[0] < 0.5
 
 
 def test_a_schedule_offloads_its_snapshots_with_its_buffer(host):

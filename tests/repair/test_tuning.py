@@ -197,29 +197,6 @@ def test_a_small_fall_that_the_scatter_explains_is_undone(after, parts, kept):
     assert log[7:].count("undone") == 3 + (not kept)
 
 
-@pytest.mark.parametrize(("averaged", "kept"), [(4.0, True), (5.0, False)])
-def test_the_repair_at_the_end_starts_from_the_average_if_that_has_a_lower_loss(averaged, kept):
-    bench, log = scripted([5.0, averaged, *TRIALS, 6.0, 6.0, 6.0], [[5.0] * 4, [4.0] * 4])
-
-    def install(names):
-        log.append(names)
-        return lambda: log.append("uninstalled")
-
-    tuner = Tuner(batch=8, distill=0.0)
-    done = drain(tuner.repair_fully(bench._replace(install_average=install), ["w"], limit=1000))
-    assert log[:2] == [["w"], (5, 0.1) if kept else "uninstalled"]
-    assert (done.before.loss, done.after.loss, done.losses) == (5.0, 4.0 if kept else 5.0, ())
-    assert (done.kept, done.averaged) == (kept, kept)
-    assert log[-1] == "undone"
-
-
-def test_an_average_whose_fall_the_scatter_explains_is_uninstalled():
-    bench, log = scripted([5.0, 4.9, *TRIALS, 6.0, 6.0, 6.0], [[5.0] * 4, [3.0, 3.0, 3.0, 10.6]])
-    bench = bench._replace(install_average=lambda names: lambda: log.append("uninstalled"))
-    done = drain(Tuner(batch=8, distill=0.0).repair_fully(bench, ["w"], limit=1000))
-    assert (done.after.loss, done.kept, log[-1]) == (5.0, False, "uninstalled")
-
-
 @pytest.mark.parametrize(("overlap", "kept"), [(0.39, False), (0.4, True)])
 def test_a_repair_that_lowers_the_mean_overlap_is_undone(overlap, kept):
     bench, log = scripted([5.0, *TRIALS, 1.0, 9.0, 9.0, 9.0], overlaps=[0.4, overlap])

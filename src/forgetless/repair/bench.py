@@ -11,7 +11,6 @@ from torch import nn
 from forgetless.compute.distributed import ALONE, Processes
 from forgetless.compute.engine import Engine
 from forgetless.memory.buffer import Buffer
-from forgetless.repair.average import Average
 from forgetless.repair.descent import Descent
 from forgetless.repair.finetuning import Finetuning
 from forgetless.repair.held_out import Score, begin_measuring, mean_overlap, measure_parts
@@ -29,37 +28,26 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a repair did: the held-out scores, the steps undone, the loss of each step that was kept, and the rate.
-
-    ``averaged`` is whether it kept an average of the latest weights, from which its steps started.
-    """
+    """What a repair did: the held-out scores, the steps undone, the loss of each step that was kept, and the rate."""
 
     before: Score
     after: Score
     undone: int
     losses: tuple[float, ...]
     rate: Rate  # at the end, the one that the search found
-    averaged: bool = False
-
-    @property
-    def kept(self) -> bool:
-        """Whether the network is another than before."""
-        return self.averaged or bool(self.losses)
 
 
 class Bench(NamedTuple):
     """Where a repair works: how to begin a finetuning of some tensors, and how to measure on held-out examples.
 
-    ``begin_measuring`` returns what returns the score on all of them, ``measure_parts`` the loss on each, and
-    ``measure_overlap`` the mean IoU if their pixels have labels. ``install_average`` puts an average of some tensors in
-    place and returns how to undo that; None if there is no average.
+    ``begin_measuring`` queues a measurement of all of them and returns a function that waits for the score,
+    ``measure_parts`` returns the loss on each, and ``measure_overlap`` the mean IoU if their pixels have labels.
     """
 
     begin: Callable[[Collection[str], Descent], Finetuning]
     begin_measuring: Callable[[], Callable[[], Score]]
     measure_parts: Callable[[], list[float]]
     measure_overlap: Callable[[], float | None]
-    install_average: Callable[[Collection[str]], Callable[[], None] | None] = lambda names: None
 
     @staticmethod
     def for_buffer(
@@ -69,16 +57,13 @@ class Bench(NamedTuple):
         begin: Callable[[Collection[str], Descent], Finetuning],
         engine: Engine | None = None,
         processes: Processes = ALONE,
-        average: Average | None = None,
     ) -> Bench:
         """Return a bench that measures ``model`` on the held-out examples of ``buffer``."""
-        install = {} if average is None else {"install_average": average.install}
         return Bench(
             begin,
             lambda: begin_measuring(model, buffer, objective, engine, processes),
             lambda: measure_parts(model, buffer, objective, processes),
             lambda: mean_overlap(model, buffer, objective, processes),
-            **install,
         )
 
 

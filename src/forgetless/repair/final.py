@@ -20,7 +20,6 @@ from forgetless.compute.shards import compute_device
 from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.memory.labels import has_classes
 from forgetless.memory.ragged import pass_size
-from forgetless.repair.average import Average
 from forgetless.repair.bench import Bench, Outcome, Rate, drain
 from forgetless.repair.descent import sharing
 from forgetless.repair.displacement import displacement, displacement_scores, highest
@@ -54,7 +53,6 @@ def repair_fully(
     still: Collection[str] = (),
     recollection: Recollection | None = None,
     adam_below: float = 0.0,
-    average: Average | None = None,
 ) -> Report:
     """Repair the selected groups until the loss on the held-out examples stops falling, and return a report.
 
@@ -63,7 +61,7 @@ def repair_fully(
     held-out loss as much. A repair takes about ``limit`` steps with its search, and the second one is made only if
     ``total`` leaves at least half the steps that the first one took. The tensors ``still`` do not move. If the
     accuracy on the held-out examples is below ``adam_below``, Adam repairs the network. A language model is brought
-    back to what it predicted earlier, its ``recollection``. The repair of all groups may start from the ``average``.
+    back to what it predicted earlier, its ``recollection``.
     """
     started = time.monotonic()
     network = unwrap(model)
@@ -88,7 +86,6 @@ def repair_fully(
                 model, examples, names, sharing(descent, processes), objective, generator, processes=processes
             ),
             processes=processes,
-            average=average,
         )
         tune = partial(tuner.repair_fully, bench, skip_known=True, adam_below=adam_below, rate=rate)
         work = _Work(network, (limit, total), tuner, tune)
@@ -101,7 +98,7 @@ def repair_fully(
         accuracy_before=best.outcome.before.accuracy,
         accuracy_after=best.outcome.after.accuracy,
         held_out=best.outcome.before.examples,
-        groups=_report_groups(network, selection, scores, best.groups if best.outcome.kept else ()),
+        groups=_report_groups(network, selection, scores, best.groups if best.outcome.losses else ()),
         names=tuple(name for group in best.groups for name in by_group[group]),
         classes=tuple(
             ClassAccuracy(label, len(hits), mean(hits), mean(correct_after[label])) for label, hits in correct.items()
@@ -116,7 +113,6 @@ def repair_fully(
         perplexity_after=best.outcome.after.perplexity,
         overlap_before=overlap,
         overlap_after=overlap_after,
-        averaged=best.outcome.averaged,
     )
 
 

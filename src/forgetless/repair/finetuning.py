@@ -49,18 +49,13 @@ class Finetuned:
         """The number of steps."""
         return len(self.losses)
 
-    @property
-    def kept(self) -> bool:
-        """Whether the steps were kept: without losses, one was not finite."""
-        return bool(self.losses)
-
 
 @final
 class Finetuning:
     """A finetuning: ``advance`` until ``left`` is 0, then ``finish``.
 
     With the ``engine`` of a GPU, rates, step number and losses are on the device (``Schedule``), so that it can capture
-    the steps. Once it began again, what comes before and after the steps is captured, too.
+    the steps. After the first ``restart``, it also captures what comes before and after them.
     """
 
     def __init__(
@@ -84,17 +79,17 @@ class Finetuning:
         self._batch = pass_size({name: buffer[name] for name in buffer.columns}, descent.batch)
         self._device = compute_device(self._network)
         self._saved = Restorer(self._network, self.names, host=engine is None)  # an engine must not wait for copies
-        self._again = False
+        self._restarted = False
         self._moves_all = set(dict(self._network.named_parameters())) <= set(self.names)
         with torch.inference_mode(False):
-            self._size = torch.zeros((), device=self._device)  # the norm of what moved, at the end: is it finite?
+            self._norm = torch.zeros((), device=self._device)  # the norm of what moved, at the end: is it finite?
         if engine is None and self._device.type == "cuda":
             wake_autograd(self._device)
         self._begin(descent)
 
     def restart(self, descent: Descent) -> Finetuning:
         """Begin again, from the present weights and with other rates, once ``finish`` was called."""
-        self._again = True
+        self._restarted = True
         self._begin(descent)
         self._call("begin", self._saved.renew)
         return self
@@ -121,7 +116,7 @@ class Finetuning:
                         engine.call(self._key, step)
                     self.left -= 1
                 if not self.left:
-                    self._call("end", self._settle)
+                    self._call("end", self._restore_and_measure)
             except BaseException:  # Ctrl-C too
                 self._saved.restore()
                 raise
@@ -171,7 +166,7 @@ class Finetuning:
         if self._schedule is not None:
             self._schedule.step.fill_(self.steps - self.left)
         if not self.left:
-            self._settle()
+            self._restore_and_measure()
 
     @contextmanager
     def _training(self) -> Iterator[list[nn.Parameter]]:
@@ -189,17 +184,17 @@ class Finetuning:
         return self._engine.others_cast_once(self._network, self.names)
 
     def _call(self, part: str, function: Callable[[], None]) -> None:
-        """Run a part of every finetuning besides its steps; captured once it began again, as its tensors stay then."""
-        if self._engine is not None and self._again:
+        """Run what comes before or after the steps; after a restart it is captured, since its tensors stay then."""
+        if self._engine is not None and self._restarted:
             self._engine.call(("finetune", part, *self._key[1:-1]), function)
         else:
             function()
 
     @torch.no_grad()
-    def _settle(self) -> None:
+    def _restore_and_measure(self) -> None:
         """Put back what the forward passes wrote to but was not chosen, and measure the rest."""
         self._saved.restore_still()
-        self._size.copy_(norm(self._saved.present(self.names).values()))
+        self._norm.copy_(norm(self._saved.present(self.names).values()))
 
     def _begin(self, descent: Descent) -> None:
         """Prepare what depends on the steps and their rates."""
@@ -284,7 +279,7 @@ class Finetuning:
 
     def _check_finite(self, losses: list[float]) -> None:
         """Raise ``NonFiniteError`` if a loss or a tensor is not finite, in any process."""
-        if self._processes.count == 1 and math.isfinite(sum(losses) + self._size.item()):
+        if self._processes.count == 1 and math.isfinite(sum(losses) + self._norm.item()):
             return
         problem = first_infinite(losses, self._saved.present(self.names))
         if self._sharded:  # maybe only the shard of another process is not finite

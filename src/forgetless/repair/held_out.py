@@ -89,7 +89,7 @@ def begin_measuring(
     engine: Engine | None = None,
     processes: Processes = ALONE,
 ) -> Callable[[], Score]:
-    """Queue a measurement of the present weights, and return what waits for the GPU and returns the score."""
+    """Queue a measurement of the present weights, and return a function that waits for the score."""
     model = without_reducer(model)
     device = compute_device(model)
     held = len(buffer)

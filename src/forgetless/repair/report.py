@@ -52,7 +52,7 @@ class Report:
         examples: The number of examples.
         optimizer: The optimizer that the trials chose.
         lr: The learning rate that the trials chose.
-        steps: The steps that were kept; 0 if no step lowered the held-out loss by more than noise, or if the mean IoU
+        steps: The steps that were kept; 0 if no repair lowered the held-out loss by more than noise, or if the mean IoU
             of images with labelled pixels fell.
         tried: All steps, including trials and those that were undone.
         seconds: The time of the repair.
@@ -61,7 +61,6 @@ class Report:
         perplexity_after: That perplexity after the repair.
         overlap_before: For images with labelled pixels, the mean IoU on the held-out examples before the repair.
         overlap_after: That mean IoU after the repair.
-        averaged: Whether the repair started from an average of the latest weights, which had a lower loss.
     """
 
     loss_before: float
@@ -83,7 +82,6 @@ class Report:
     perplexity_after: float | None = None
     overlap_before: float | None = None
     overlap_after: float | None = None
-    averaged: bool = False
 
     @property
     def repaired(self) -> tuple[str, ...]:
@@ -94,11 +92,6 @@ class Report:
     def share(self) -> float:
         """The repaired groups' share of all parameters."""
         return sum(group.share for group in self.groups if group.repaired)
-
-    @property
-    def kept(self) -> bool:
-        """Whether the network is another than before the repair."""
-        return self.averaged or self.steps > 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
@@ -120,13 +113,12 @@ class Report:
             score = "–" if group.score is None else f"{group.score:.3f}"
             line = f"{group.name:<{width}}  {score:>7}  {group.parameters:>12,}  {group.share:>8.2%}"
             lines.append(f"{line}  yes" if group.repaired else line)
-        if not self.kept:
+        if not self.steps:
             aim = "lowered the held-out loss by more than noise"
             aim += "" if self.overlap_before is None else " without lowering the mean IoU"
             lines.append(f"no repair {aim}, so the weights are unchanged; {duration(self.seconds)}")
         else:
             how = f"{self.optimizer} with rate {self.lr:.2g}, {self.steps} steps kept of {self.tried}"
-            how += ", from an average of the latest weights" if self.averaged else ""
             lines.append(f"{how}, {duration(self.seconds)}")
         if self.cost is not None:
             lines.append(f"all repairs so far cost {self.cost:.2f} × the training")

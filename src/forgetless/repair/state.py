@@ -59,7 +59,6 @@ UPKEEP = {
     "resting": [str],
     "anchor": SNAPSHOT,
     "settled": bool,
-    "average": SNAPSHOT,
     "budget": float,
     "tuner": {"lr": float, "steps": int, "examples": int, "measured": int, "trusted": int},
     "recollection": {"known": [str, {"ids": Tensor, "logs": Tensor, "loss": float}], "newest": [str], "predicted": int},

@@ -5,13 +5,12 @@ step earns more, it is longer. After 18 steps without a measurement the next one
 is halved, if it raised the loss on the buffer's held-out examples by more than a fifth; then the next one is measured,
 too. After one that is kept, the rate recovers.
 
-The repair at the end starts from an average of the latest weights, if that has a lower loss than the present ones. It
-searches the optimizer and the learning rate by short trials from the same weights. Then it is a sequence of short
-finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and halves it, and the
-repair ends when that happened several times in a row. If a rate is given, it is one long finetuning. All of it is
-undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if the mean IoU
-of images with labelled pixels fell. (During training such trials mislead, because they look only a few steps ahead and
-the network still has much to learn.)
+The repair at the end first searches the optimizer and the learning rate by short trials from the same weights. Then it
+is a sequence of short finetunings: one that lowered the held-out loss raises the rate, one that did not is undone and
+halves it, and the repair ends when that happened several times in a row. If a rate is given, it is one long finetuning.
+All of it is undone if the loss fell by a small share and by no more than the scatter over the examples explains, or if
+the mean IoU of images with labelled pixels fell. (During training such trials mislead, because they look only a few
+steps ahead and the network still has much to learn.)
 
 The search can be limited to Adam for networks that have forgotten most of the examples. SGD wins the trials there, but
 it ends lower if training has left many ReLUs dead.
@@ -22,8 +21,8 @@ Everything here is a generator that yields between two parts of the work, so tha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Generator, Mapping
-from typing import Any, NamedTuple, final
+from collections.abc import Collection, Generator, Mapping
+from typing import Any, final
 
 from forgetless.repair.bench import Bench, Outcome, Rate
 from forgetless.repair.descent import Descent
@@ -50,16 +49,6 @@ KNOWN = 0.001  # below this cross-entropy, examples that are all predicted corre
 PATIENCE = 3  # the repair at the end stops after this many finetunings in a row that did not lower the loss
 
 INFINITE = Score(math.inf, None, 0)
-
-
-class _Start(NamedTuple):
-    """Where a repair at the end starts: the scores before it and there, and how to undo what lies between."""
-
-    before: Score
-    parts: list[float]  # the losses on the held-out examples before it
-    overlap: float
-    score: Score
-    undo: Callable[[], None] | None
 
 
 @final
@@ -140,36 +129,24 @@ class Tuner:
             return Outcome(before, before, 0, (), Rate("sgd", STARTS["sgd"]))
         if rate is not None and not rate.lr:
             return Outcome(before, before, 0, (), rate)
-        start = yield from self._start(bench, names, before)
         if rate is not None:
-            return (yield from self._repair_until_done(bench, names, start, rate, limit, limit))
-        found = yield from self._search(bench, names, start.score, adam_below)
+            return (yield from self._repair_until_done(bench, names, before, rate, limit, limit))
+        found = yield from self._search(bench, names, before, adam_below)
         left = max(CHUNK, limit - (self.steps - earlier))
-        return (yield from self._repair_until_done(bench, names, start, found, left, CHUNK))
-
-    def _start(self, bench: Bench, names: Collection[str], before: Score) -> Generator[None, None, _Start]:
-        """Measure the network, and put the average of its latest weights in place if that has a lower loss."""
-        parts, overlap = self._parts(bench), self._overlap(bench)
-        undo = bench.install_average(names)
-        if undo is None:
-            return _Start(before, parts, overlap, before, None)
-        averaged = yield from self._score(bench)
-        if averaged.loss < before.loss:
-            return _Start(before, parts, overlap, averaged, undo)
-        undo()
-        return _Start(before, parts, overlap, before, None)
+        return (yield from self._repair_until_done(bench, names, before, found, left, CHUNK))
 
     def _repair_until_done(
-        self, bench: Bench, names: Collection[str], start: _Start, found: Rate, limit: int, chunk: int
+        self, bench: Bench, names: Collection[str], before: Score, found: Rate, limit: int, chunk: int
     ) -> Generator[None, None, Outcome]:
-        before, best, undo, rate = start.before, start.score, start.undo, found
+        rate, best, first = found, before, None
+        parts, overlap = self._parts(bench), self._overlap(bench)
         losses: list[float] = []
         undone = failures = 0
         while len(losses) + undone < limit and failures < PATIENCE:
             run = self._begin(bench, names, rate, steps=chunk)
             score = yield from self._finetune(bench, run)
             if score.loss < best.loss:
-                best, failures, undo = score, 0, undo or run.undo
+                best, failures, first = score, 0, first or run
                 losses += run.losses()
                 rate = Rate(rate.optimizer, rate.lr * GROWTH)
             else:
@@ -177,11 +154,11 @@ class Tuner:
                 undone, failures = undone + run.steps, failures + 1
                 rate = Rate(rate.optimizer, rate.lr / 2)
             del run  # and its copy of the weights, before the next one is made
-        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(start.parts)) * abs(before.loss)
-        if undo and not ((clear or fell(start.parts, self._parts(bench))) and self._overlap(bench) >= start.overlap):
-            undo()
+        clear = before.loss - best.loss >= CLEAR / math.sqrt(len(parts)) * abs(before.loss)
+        if first and not ((clear or fell(parts, self._parts(bench))) and self._overlap(bench) >= overlap):
+            first.undo()
             return Outcome(before, before, undone + len(losses), (), found)
-        return Outcome(before, best, undone, tuple(losses), found, averaged=start.undo is not None)
+        return Outcome(before, best, undone, tuple(losses), found)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later repairs depend on."""

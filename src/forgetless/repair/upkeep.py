@@ -23,7 +23,6 @@ from forgetless.memory.batch import unpack
 from forgetless.memory.buffer import HELD_OUT, Buffer
 from forgetless.repair.account import Account
 from forgetless.repair.anchor import Anchor
-from forgetless.repair.average import Average
 from forgetless.repair.bench import Bench, Outcome, drain
 from forgetless.repair.descent import Descent, sharing
 from forgetless.repair.final import repair_fully
@@ -71,7 +70,6 @@ class Upkeep:
         self.shifts: list[int] = []  # the steps after which the data shifted, as announced
         self.last: Report | None = None
         self._anchor = Anchor(self._network)
-        self._average = Average(self._network)
         self._kept: dict[Hashable, Finetuning] = {}  # in the benchmark, because making one is slow
         self._resting: set[str] = set()  # statistics of layers in evaluation mode while the network trains
 
@@ -146,17 +144,16 @@ class Upkeep:
                 self._kept[key] = make()
             return self._kept[key].restart(part)
 
-        bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes, self._average)
+        bench = Bench.for_buffer(self.model, buffer, self.objective, begin, engine, processes)
         if at_end:
             done: Outcome | Finetuned = yield from self.tuner.repair_fully(bench, names, account.limit())
         else:
             if self.tuner.measures:
+                yield  # before it reads from the GPU
                 self.tuner.allow_for(max(processes.gather(_scale(buffer, self.objective, self._network))))
             done = yield from self.tuner.repair_briefly(bench, names, account.steps(), account.batch)
-            if isinstance(done, Outcome) and done.kept:
-                self._average.add(names, host=engine is None)
         self.finetunings += 1
-        self.undone += not done.kept
+        self.undone += not done.losses
         return done
 
     def finetune(self, buffer: Buffer, generator: torch.Generator) -> Outcome | Finetuned | None:
@@ -189,12 +186,10 @@ class Upkeep:
             total=limit, tuner=self.tuner, generator=generator, processes=self._processes, still=self._still(),
             recollection=self._recollection if recalls and self.step else None,
             adam_below=0.0 if self.objective.shifts or has_batch_norm(self._network) else FORGOTTEN,
-            average=self._average,
         )  # fmt: skip
-        self._average.clear()
         self.last = replace(report, cost=self.account.cost)
         self.finetunings += 1
-        self.undone += not self.last.kept
+        self.undone += not self.last.steps
         self.start()
         return self.last
 
@@ -221,7 +216,6 @@ class Upkeep:
             "resting": sorted(self._resting),
             "anchor": dict(self._anchor.held),
             "settled": self._anchor.settled,
-            "average": self._average.state_dict(),
             **self.account.state_dict(),
             "tuner": self.tuner.state_dict(),
             "recollection": self._recollection.state_dict(),
@@ -230,7 +224,6 @@ class Upkeep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from ``state``. The network may have grown since, and the budget may be another."""
         self._anchor.load(state["anchor"], settled=state["settled"])  # first, since this also checks the network
-        self._average.load_state_dict(state["average"])
         self.tuner.load_state_dict(state["tuner"])
         self._recollection.load_state_dict(state["recollection"])
         self.step, self.finetunings, self.undone = state["step"], state["repairs"], state["undone"]

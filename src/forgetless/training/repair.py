@@ -183,7 +183,7 @@ class Repair:
         if not isinstance(done, Outcome):
             self.tracker.leave_out(self._moved)
             return None
-        return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=done.kept)
+        return Repaired(progress.step, groups, done.before.loss, done.after.loss, kept=bool(done.losses))
 
     @torch.no_grad()
     def _measure_moves(self) -> None:
