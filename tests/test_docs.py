@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from forgetless.experiments import record
+from forgetless.experiments.settings import resolve
 from forgetless.memory.settings import Memory
 from forgetless.repair.settings import Finetune, Tracking
 
@@ -111,6 +112,15 @@ def test_results_readme_counts_the_records():
     counts = {file: int(count) for file, count in re.findall(r"^\| `([\w-]+\.jsonl)` \| (\d+) \|", text, re.M)}
     files = (ROOT / "results").glob("*.jsonl")
     assert counts == {file.name: len(file.read_bytes().splitlines()) for file in files}
+
+
+def test_the_command_of_the_recipe_with_50_epochs_plans_its_runs():
+    recorded = benchmark_record("recipe-50-epochs.json")
+    assert recorded["command"] == "forgetless run seq-cifar10 --epochs 50 --seed SEED --device cuda"
+    for run in recorded["runs"]:
+        planned, _ = resolve("seq-cifar10", None, {"epochs": 50, "seed": run["seed"], "device": "cuda"})
+        assert planned.id == run["id"]
+        assert run["accuracy"] == round(sum(run["accuracies"]) / 5, 2)
 
 
 def test_results_readme_example_runs(monkeypatch, capsys):

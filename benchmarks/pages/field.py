@@ -84,6 +84,7 @@ def values() -> dict[str, Any]:
         "field_longer": longer_rows(epochs),
         "long": long,
         "long_seeds": seeds_of(long["k-fpf-kd"]),
+        "long_derpp_seeds": seeds_of(long["derpp"]),
         "long_tflops": {label: tflops(line.records) for label, line in long.items()},
         "long_paper": published.find("many-epochs", LONG[0], buffer=LONG[1])["k-fpf-kd"].mean,
     }

@@ -13,10 +13,8 @@ from forgetless.data import benchmarks as streams
 from forgetless.data.builders import from_tensors
 from forgetless.memory.buffer import Buffer
 from forgetless.methods.gdumb import GDumb
-from forgetless.methods.method import Method
 from forgetless.methods.sgd import SGD
 from forgetless.networks.seed import with_seed
-from forgetless.repair.tuning import Tuner
 from forgetless.training import metrics
 from forgetless.training.events import Ended, EpochEnded, Repaired, Stepped
 from forgetless.training.loop import train
@@ -284,76 +282,3 @@ def test_on_seq_mnist_fpf_chooses_the_papers_layers(seed):
     often = chosen(Finetune.k_fpf(500, steps=5))
     assert often.chosen == ("fc2", "fc3")
     assert round(100 * often.share, 2) == 12.40
-
-
-class Changing(Method):
-    """SGD that changes the network after the first task."""
-
-    memory = "reservoir"
-
-    def __init__(self, change):
-        self.change = change
-
-    def step(self, learner, batch):
-        loss = torch.nn.functional.cross_entropy(learner.forward(learner.augment(batch.x)), batch.y)
-        learner.update(loss)
-        return loss.detach(), {}
-
-    def end_task(self, learner, task, number):
-        if number == 0:
-            self.change()
-            learner.take_parameters()
-
-
-def train_changing(network, change):
-    """Train with repairs, with a change of the network after the first task."""
-    for _ in train(STREAM, Changing(change), network, batch=6, buffer=24, finetune=Finetune.within(2.0, batch=6)):
-        pass
-
-
-def test_layers_that_a_method_freezes_are_no_longer_repaired():
-    network, held = small_network(), []
-
-    def freeze():
-        network.fc1.requires_grad_(False)
-        held.append(network.fc1.weight.detach().clone())
-
-    train_changing(network, freeze)
-    assert torch.equal(network.fc1.weight, held[0])
-
-
-def test_a_layer_that_a_method_replaces_is_put_back_after_a_repair(monkeypatch):
-    monkeypatch.setattr("forgetless.repair.tuning.NOISE", -1.0)  # every measured repair is undone
-    network, moves = small_network(), []
-
-    def replace():
-        network.fc2 = torch.nn.Linear(16, 6)
-
-    def repair_briefly(self, *arguments):
-        before = network.fc2.weight.detach().clone()
-        done = yield from briefly(self, *arguments)
-        if not done.losses:
-            moves.append(float((network.fc2.weight - before).abs().max().detach()))
-        return done
-
-    briefly = Tuner.repair_briefly
-    monkeypatch.setattr(Tuner, "repair_briefly", repair_briefly)
-    train_changing(network, replace)
-    assert len(moves) > 3
-    assert max(moves) == 0
-
-
-def test_repairs_allow_buffers_of_the_shape_of_the_batch():
-    class Remembering(torch.nn.Sequential):
-        def __init__(self):
-            super().__init__(torch.nn.Flatten(), torch.nn.Linear(4, 6))
-            self.register_buffer("last", torch.zeros(1, 6), persistent=False)
-
-        def forward(self, x):
-            self.last = super().forward(x)
-            return self.last
-
-    stream = small_stream(per_class=13)  # the last batch of a task is smaller
-    settings = {"epochs": 20, "batch": 6, "buffer": 24, "finetune": Finetune.within(2.0, batch=6)}
-    *_, last = train(stream, SGD(), Remembering(), **settings)
-    assert last.result.finetunings

@@ -65,8 +65,6 @@ class Processes:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the plain data of every process, by rank, with its tensors on the CPU."""
-        if self.count == 1 and isinstance(value, int | float):
-            return [value]
         value = tree_map_only(Tensor, Tensor.cpu, value)
         if self.count == 1:
             return [value]

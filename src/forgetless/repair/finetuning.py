@@ -179,6 +179,7 @@ class Finetuning:
                 torch.clear_autocast_cache()
 
     def _others_cast_once(self) -> AbstractContextManager[None]:
+        """In bf16, cast the weights that do not move once for all steps."""
         if self._engine is None or self._moves_all:
             return nullcontext()
         return self._engine.others_cast_once(self._network, self.names)
